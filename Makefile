@@ -1,0 +1,27 @@
+# Every target does its own set-up: a fresh clone needs nothing but Python 3.11+ (and a C++ compiler for the fast CPU kernels).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
+
+.PHONY: install test lint bench clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml setup.py $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -n 2
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so

@@ -1,0 +1,56 @@
+"""Builds the optional native CPU kernels: one source, compiled once per SIMD level, without torch or Python headers.
+
+Where no C++ compiler works the install goes on; the reason is kept beside the package, and `native` tells it when asked for.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+KERNELS = Path("src/mpd_agl/kernels")
+COMMON = ["-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+X86_LEVELS = {
+    "avx512": ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+
+
+class BuildNative(build_ext):
+    def build_extension(self, ext):
+        target = Path(self.get_ext_fullpath(ext.name))
+        reason = target.parent / "_native_build_error.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        reason.unlink(missing_ok=True)
+        for openmp in (["-fopenmp"], []):  # some compilers have no OpenMP: one thread then
+            try:
+                self._build(ext, target, openmp)
+                return
+            except Exception as error:
+                reason.write_text(f"{type(error).__name__}: {error}\n")
+
+    def _build(self, ext, target, openmp):
+        levels = {"base": []}
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            levels |= X86_LEVELS
+        objects = []
+        for level, flags in levels.items():
+            objects += self.compiler.compile(
+                ["src/mpd_agl/kernels/native.cpp"],
+                output_dir=str(Path(self.build_temp) / level),
+                macros=[("LEVEL", level)],
+                extra_postargs=[*COMMON, *openmp, *flags],
+            )
+        # No -lgomp: the symbols resolve to the OpenMP runtime that torch has loaded, so there is one thread pool.
+        objects += self.compiler.compile(
+            ["src/mpd_agl/kernels/dispatch.cpp"],
+            output_dir=str(Path(self.build_temp) / "dispatch"),
+            macros=[("HAVE_X86_LEVELS", "1" if "avx2" in levels else "0")],
+            extra_postargs=[*COMMON, *openmp],
+        )
+        self.compiler.link_shared_object(objects, str(target))
+        Path(target.parent / "_native_build_error.txt").unlink(missing_ok=True)
+
+
+setup(ext_modules=[Extension("mpd_agl.kernels._native", sources=[])], cmdclass={"build_ext": BuildNative})

@@ -1,0 +1,55 @@
+"""The command line: one file per subcommand, imported only when it is asked for.
+
+Each subcommand's module has `run(argv) -> int`. A user's mistake raises `InputError`; it is printed as one sentence, without a traceback.
+"""
+
+import os
+import sys
+from importlib import import_module
+
+from mpd_agl import __version__
+from mpd_agl.errors import InputError, unknown_name
+
+COMMANDS = {
+    "energy": "count operations and energy per layer, the ANN beside it",
+    "data": "list, fetch, verify and show data sets",
+}
+
+
+def usage() -> str:
+    """The text of `mpd-agl --help`."""
+    rows = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: mpd-agl COMMAND [OPTIONS]\n\nSpiking neural networks with surrogate gradients that fit (MPD-AGL).\n\n"
+        f"commands:\n{rows}\n\noptions:\n  --version   print the version\n  --debug     show the traceback of an error\n\n"
+        "`mpd-agl COMMAND --help` tells a command's options.\n"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `mpd-agl`; return the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    args = [a for a in args if a != "--debug"]
+    if not args or args[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if args[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        if args[0] not in COMMANDS:
+            raise unknown_name("command", args[0], COMMANDS)
+        code: int = import_module(f"mpd_agl.cli.{args[0]}").run(args[1:])
+        return code
+    except InputError as error:
+        if debug:
+            raise
+        print(f"mpd-agl: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `mpd-agl ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("mpd-agl: interrupted", file=sys.stderr)
+        return 130
