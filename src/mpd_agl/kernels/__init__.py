@@ -1,1 +1,7 @@
-"""The kernels room."""
+"""The fused training step: tdBN + neuron + surrogate as one autograd function, in three speeds chosen by name."""
+
+from mpd_agl.kernels.backends import NAMES as BACKENDS
+from mpd_agl.kernels.backends import backends_here, resolve
+from mpd_agl.kernels.fused import neuron, probe, tdbn_neuron
+
+__all__ = ["BACKENDS", "backends_here", "neuron", "probe", "resolve", "tdbn_neuron"]

@@ -1,0 +1,88 @@
+"""Membrane potential dynamics: the moments of Theorems 1 and 2, and the widths made from them (Eq. 7)."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mpd_agl.errors import unknown_name
+
+Moments = Literal["paper", "exact"]
+
+KAPPA_MIN = 0.1
+"""Smallest width, as a multiple of v_th: Eq. 7 gives 0 at gamma_bar = 0, and a surrogate of width 0 has no finite height."""
+
+
+def input_moments(
+    gamma_C: Tensor, beta_C: Tensor, *, v_th: float = 0.5, alpha: float = 1.0, moments: Moments = "paper"
+) -> tuple[Tensor, Tensor]:
+    """Theorem 1: mean and standard deviation of the pre-synaptic input after tdBN's affine transformation.
+
+    `paper`: `N(beta_bar, (gamma_bar v_th)^2)`, bars being means over channels. `exact`: the mixture over channels has the variance
+    `v_th^2 mean(gamma_c^2) + var_c(beta_c)`, which the paper's proof replaces by its lower bound. A standard deviation is not
+    negative: with gamma_bar < 0 the paper's is `|gamma_bar| v_th` (the normal is the same).
+
+    >>> gamma_C, beta_C = torch.tensor([0.5, 1.5]), torch.tensor([-0.2, 0.2])
+    >>> input_moments(gamma_C, beta_C)
+    (tensor(0.), tensor(0.5000))
+    >>> input_moments(gamma_C, beta_C, moments="exact")
+    (tensor(0.), tensor(0.5937))
+    """
+    beta_bar = beta_C.mean()
+    if moments == "paper":
+        gamma_bar = gamma_C.mean()
+        return beta_bar, gamma_bar.abs() * (alpha * v_th)
+    if moments == "exact":
+        variance = (alpha * v_th) ** 2 * gamma_C.square().mean() + beta_C.var(correction=0)
+        return beta_bar, variance.sqrt()
+    raise unknown_name("moments", moments, ("paper", "exact"))
+
+
+def potential_moments(mean: Tensor, std: Tensor, tau: Tensor | float, num_steps: int) -> tuple[Tensor, Tensor]:
+    """Theorem 2: mean_T and std_T of the membrane potential, from those of the pre-synaptic input.
+
+    t = 1: the input's own; t > 1: `N((1 + tau) mean, (1 + tau^2) std^2)`. Two terms of the leak sum, and no reset: an approximation.
+    """
+    tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
+    later = num_steps - 1
+    mean_T = torch.cat([mean.reshape(1), ((1 + tau) * mean).reshape(1).expand(later)])
+    std_T = torch.cat([std.reshape(1), (torch.sqrt(1 + tau * tau) * std).reshape(1).expand(later)])
+    return mean_T, std_T
+
+
+def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
+    """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
+
+    >>> mean_T, std_T = potential_moments(*input_moments(torch.ones(8), torch.zeros(8)), tau=0.2, num_steps=3)
+    >>> mpd_width(std_T)
+    tensor([1.0000, 1.0198, 1.0198])
+    """
+    return (2 * std_T).clamp_min(KAPPA_MIN * v_th)
+
+
+def lsg_width(tau: Tensor, num_steps: int, *, v_th: float = 0.5) -> Tensor:
+    """LSG (Lian et al. 2023): `kappa = 2 v_th sqrt(1 + tau^2)`, the same at every step."""
+    return (2 * v_th * torch.sqrt(1 + tau * tau)).reshape(1).expand(num_steps)
+
+
+def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: float = 0.5, share: float = 0.4772) -> Tensor:
+    """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's normal.
+
+    Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma = 1, beta = 0 and
+    v_th = 0.5 the default share gives kappa_1 = 1.
+    """
+    low, high = torch.full_like(std_T, 0.4 * v_th), torch.full_like(std_T, 8 * v_th)
+    scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
+    offset = v_th - mean_T
+    for _ in range(24):  # 24 halvings of 3.8: 2e-7
+        middle = (low + high) / 2
+        inside = (torch.erf((offset + middle / 2) * scale) - torch.erf((offset - middle / 2) * scale)) / 2
+        low, high = torch.where(inside < share, middle, low), torch.where(inside < share, high, middle)
+    return (low + high) / 2
+
+
+def deeptage_width(v_T: Tensor, *, v_th: float = 0.5, weight: float = 0.25) -> Tensor:
+    """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)` with `sigma_t = ||v_t - v_th||_2` over the layer."""
+    sigma_T = (v_T - v_th).flatten(1).square().sum(dim=1).sqrt()
+    return weight * sigma_T / sigma_T[0].clamp_min(1e-12) + (1 - weight)

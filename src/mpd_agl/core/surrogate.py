@@ -1,0 +1,182 @@
+"""The spike (Eq. 3) and the surrogates that stand in for its derivative (Eq. 6).
+
+A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, and the soft step H that it is the derivative of. All shapes are
+written as `h(u; kappa) = phi(u / kappa) / kappa`: unit area and peak `1/kappa`, so that one kappa means the same for each of them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mpd_agl.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Surrogate(ABC):
+    """A surrogate derivative of the step function at width kappa."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """h(u; kappa), the stand-in for ds/dv; u = v - v_th."""
+
+    @abstractmethod
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """H(u; kappa), the smooth step whose derivative by u is `grad`."""
+
+    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """dH/dkappa: H depends on u/kappa alone, so it is `-(u/kappa) * h(u; kappa)`. Used by learnable widths."""
+        return -(u / kappa) * self.grad(u, kappa)
+
+    def is_available(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """Where the gradient-available interval `|u| < kappa/2` holds (Eq. 6); the same interval for every shape."""
+        return u.abs() < kappa / 2
+
+
+@dataclass(frozen=True)
+class Rectangular(Surrogate):
+    """Eq. 6: `h(u) = 1/kappa where |u| < kappa/2` (strict), else 0.
+
+    >>> Rectangular().grad(torch.tensor([-0.5, 0.0, 0.4]), 1.0)
+    tensor([0., 1., 1.])
+    """
+
+    name: ClassVar[str] = "rectangular"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """Eq. 6."""
+        return (u.abs() < kappa / 2).to(u.dtype) / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """clamp(u/kappa + 1/2, 0, 1)."""
+        return (u / kappa + 0.5).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Triangular(Surrogate):
+    """`h(u) = max(0, 1 - |u|/kappa) / kappa` (Bellec et al. 2018)."""
+
+    name: ClassVar[str] = "triangular"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """The triangle of half-width kappa."""
+        return (1 - u.abs() / kappa).clamp_min(0) / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """1/2 + r - r|r|/2 with r = u/kappa kept within [-1, 1]."""
+        r = (u / kappa).clamp(-1, 1)
+        return 0.5 + r - 0.5 * r * r.abs()
+
+
+@dataclass(frozen=True)
+class Sigmoid(Surrogate):
+    """`h(u) = a p (1-p)` with `p = sigmoid(a u)`, `a = 4/kappa` (Zenke and Vogels 2021)."""
+
+    name: ClassVar[str] = "sigmoid"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """The product of two sigmoids, finite however large u is."""
+        r = u * 4 / kappa
+        return torch.sigmoid(r) * torch.sigmoid(-r) * 4 / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """sigmoid(4u/kappa)."""
+        return torch.sigmoid(u * 4 / kappa)
+
+
+@dataclass(frozen=True)
+class Arctan(Surrogate):
+    """`h(u) = 1 / (kappa (1 + (pi u/kappa)^2))` (Fang et al. 2021)."""
+
+    name: ClassVar[str] = "arctan"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """A Cauchy bump; where the square overflows, 1/inf is the right 0."""
+        r = u * math.pi / kappa
+        return 1 / (1 + r * r) / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """1/2 + arctan(pi u/kappa)/pi."""
+        return 0.5 + torch.atan(u * math.pi / kappa) / math.pi
+
+
+@dataclass(frozen=True)
+class ArctanPeak(Surrogate):
+    """DeepTAGE's shape (Liu et al. 2025): `h(u) = 1 / (1 + pi^2 (u/delta)^2)`, the arctan bump with peak 1 and area delta."""
+
+    name: ClassVar[str] = "arctan-peak"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """As `Arctan`, not divided by the width."""
+        r = u * math.pi / kappa
+        return 1 / (1 + r * r)
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """delta * (1/2 + arctan(pi u/delta)/pi): not a step from 0 to 1, since the area is delta."""
+        return kappa * (0.5 + torch.atan(u * math.pi / kappa) / math.pi)
+
+    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """dH/dkappa of that soft step."""
+        r = u * math.pi / kappa
+        return 0.5 + torch.atan(r) / math.pi - (u / kappa) / (1 + r * r)
+
+
+SURROGATES: dict[str, Surrogate] = {
+    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())
+}
+
+
+def get_surrogate(name: str | Surrogate) -> Surrogate:
+    """The surrogate of that name; a `Surrogate` comes back as it is."""
+    if isinstance(name, Surrogate):
+        return name
+    if name not in SURROGATES:
+        raise unknown_name("surrogate", name, SURROGATES)
+    return SURROGATES[name]
+
+
+class _Spike(torch.autograd.Function):
+    """Forward: the step. Backward: h for u, and dH/dkappa for a kappa that asks for a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, kappa: Tensor, surrogate: Surrogate) -> Tensor:
+        ctx.save_for_backward(u, kappa)
+        ctx.surrogate = surrogate
+        return (u >= 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (g,) = grads
+        u, kappa = ctx.saved_tensors
+        g_kappa = (g * ctx.surrogate.grad_kappa(u, kappa)).sum_to_size(kappa.shape) if ctx.needs_input_grad[1] else None
+        return g * ctx.surrogate.grad(u, kappa), g_kappa, None
+
+
+def spike(u: Tensor, kappa: Tensor | float, surrogate: str | Surrogate = "rectangular") -> Tensor:
+    """Eq. 3 with Eq. 6 as its derivative: 1 where `u = v - v_th >= 0`, else 0.
+
+    >>> u = torch.tensor([-0.2, 0.0, 0.7], requires_grad=True)
+    >>> s = spike(u, kappa=1.0)
+    >>> s.sum().backward()
+    >>> s.detach(), u.grad
+    (tensor([0., 1., 1.]), tensor([1., 1., 0.]))
+    """
+    kappa = torch.as_tensor(kappa, dtype=u.dtype, device=u.device)
+    out: Tensor = _Spike.apply(u, kappa, get_surrogate(surrogate))  # type: ignore[no-untyped-call]
+    return out
+
+
+def noisy_spike(u: Tensor, kappa: Tensor | float, keep: Tensor, surrogate: str | Surrogate = "rectangular") -> Tensor:
+    """ASGL's training output (Wang et al. 2023): `H(u) + ((step(u) - H(u)) * keep).detach()`.
+
+    `keep` is 1 where the hard spike is passed on and 0 where its soft step is; it is drawn anew at each step, P(keep = 1) = 1 - p. The
+    gradient is that of the soft step H everywhere, and reaches kappa.
+    """
+    soft = get_surrogate(surrogate).soft_step(u, kappa)
+    hard = (u >= 0).to(u.dtype)
+    return soft + ((hard - soft) * keep).detach()

@@ -1,0 +1,113 @@
+"""The backends of the fused step, by name: the same function at other speeds.
+
+`eager` is plain PyTorch, `native` the C++ kernels, `compiled` the plain form through `torch.compile`; `auto` is the best that works here.
+A backend never switches silently: asking for one that cannot run is an error, and `auto` says once what it took and why.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.kernels import native, plain
+
+NAMES = ("auto", "native", "compiled", "eager")
+log = logging.getLogger("mpd_agl")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The four pieces of the fused step; signatures as in `plain`."""
+
+    name: str
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]]
+    forward: Callable[..., Tensor]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+    normalise_grad: Callable[..., Tensor]
+
+
+def _native_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, g, mean, scale, beta, tau, kappa_T, v_th, surrogate, detach_reset, want_kappa = args
+    code = native.SURROGATE_CODES[surrogate.name]
+    return native.backward(x, g, mean, scale, beta, tau, kappa_T, v_th, code, detach_reset, want_kappa)
+
+
+def _native_normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
+    native.normalise_grad_(x, dv, mean, scale, m1, m2)
+    return dv
+
+
+@cache
+def _compiled() -> Backend:
+    def compile_(function: Callable[..., Any]) -> Any:
+        return torch.compile(function, dynamic=False)
+
+    return Backend(
+        "compiled",
+        compile_(plain.moments),
+        compile_(plain.forward),
+        compile_(plain.backward),
+        compile_(plain.normalise_grad),
+    )
+
+
+_EAGER = Backend("eager", plain.moments, plain.forward, plain.backward, plain.normalise_grad)
+_NATIVE = Backend("native", native.moments, native.forward, _native_backward, _native_normalise_grad)
+
+
+@cache
+def why_not(name: str, device_type: str, dtype: torch.dtype) -> str:
+    """Why a backend cannot run on that device and dtype; "" where it can."""
+    if name == "native":
+        if device_type != "cpu":
+            return f"the native kernels run on a CPU, and the input is on {device_type}"
+        if dtype == torch.float64:
+            return "the native kernels compute in float32, and the input is float64"
+        return native.load()[1]
+    if name == "compiled":
+        if device_type == "cuda" and find_spec("triton") is None:
+            return "torch.compile needs the triton package on this device"
+        if device_type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")) and not shutil.which("clang++"):
+            return "torch.compile needs a C++ compiler at run time, and none is on the PATH"
+    return ""
+
+
+@cache
+def _auto(device_type: str, dtype: torch.dtype) -> str:
+    if dtype == torch.float64:
+        return "eager"  # for checking gradients; nobody trains in it
+    order = ("native", "compiled", "eager") if device_type == "cpu" else ("compiled", "eager")
+    reasons = {name: why_not(name, device_type, dtype) for name in order}
+    name = next(n for n in order if not reasons[n])
+    skipped = "; ".join(f"not {n}: {why}" for n, why in reasons.items() if why)
+    detail = f" ({native.level()})" if name == "native" else ""
+    if name == order[0]:
+        log.info("backend auto: %s%s on %s, the fastest here", name, detail, device_type)
+    else:
+        log.warning("backend auto: %s on %s (%s)", name, device_type, skipped)
+    return name
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """The backend that runs for that name, device and dtype; an error that names the way out where it cannot."""
+    if name == "auto":
+        name = _auto(device.type, dtype)
+    elif name not in NAMES:
+        raise unknown_name("backend", name, NAMES)
+    if why := why_not(name, device.type, dtype):
+        raise InputError(f"backend {name!r} cannot run: {why}. Use backend='eager', which works everywhere, or 'auto'.")
+    return {"eager": _EAGER, "native": _NATIVE}.get(name) or _compiled()
+
+
+def backends_here(device: str = "cpu") -> dict[str, str]:
+    """Each backend's name and why it cannot run here ("" where it can), for `mpd-agl info` and run records."""
+    return {name: why_not(name, torch.device(device).type, torch.float32) for name in NAMES[1:]}
+

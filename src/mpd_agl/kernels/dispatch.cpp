@@ -1,0 +1,59 @@
+// The library's door: picks the best SIMD level that this CPU has, once, and passes calls on. Level names: base, avx2, avx512.
+#include <cstring>
+
+#include "native.h"
+
+extern "C" const Kernels mpd_agl_kernels_base;
+#if HAVE_X86_LEVELS
+extern "C" const Kernels mpd_agl_kernels_avx2;
+extern "C" const Kernels mpd_agl_kernels_avx512;
+#endif
+
+namespace {
+const Kernels *chosen = nullptr;
+const char *chosen_name = "";
+
+bool use(const char *level) {
+#if HAVE_X86_LEVELS
+    __builtin_cpu_init();
+    if (!std::strcmp(level, "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")) {
+        chosen = &mpd_agl_kernels_avx512, chosen_name = "avx512";
+        return true;
+    }
+    if (!std::strcmp(level, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        chosen = &mpd_agl_kernels_avx2, chosen_name = "avx2";
+        return true;
+    }
+#endif
+    if (!std::strcmp(level, "base")) {
+        chosen = &mpd_agl_kernels_base, chosen_name = "base";
+        return true;
+    }
+    return false;
+}
+
+const Kernels *kernels() {
+    if (!chosen && !use("avx512") && !use("avx2")) use("base");
+    return chosen;
+}
+}  // namespace
+
+extern "C" {
+const char *mpd_agl_level() {
+    kernels();
+    return chosen_name;
+}
+int mpd_agl_use_level(const char *level) { return use(level); }
+void mpd_agl_moments(const float *x, int64_t rows, int64_t C, double *mean, double *var) { kernels()->moments(x, rows, C, mean, var); }
+void mpd_agl_forward(const Neuron *n, const float *x, float *s) { kernels()->forward(n, x, s); }
+void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
+                      double *dkappa) {
+    kernels()->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
+}
+void mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,
+                            const float *m2) {
+    kernels()->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
+}
+void mpd_agl_probe(const Neuron *n, const float *x, double *out) { kernels()->probe(n, x, out); }
+}

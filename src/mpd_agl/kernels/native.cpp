@@ -1,0 +1,399 @@
+// tdBN + LIF + surrogate, forward and backward, compiled once per SIMD level (LEVEL names it).
+//
+// The plane [M][C] is walked in tiles of P = C * k values, k rows at a time, with the channel vectors laid out k times: the inner loops run
+// over a long contiguous P however few channels there are, and the compiler turns them into SIMD code. Time is the loop around them, with
+// the membrane in an L1-resident tile. Sums go float -> double every FLUSH tiles, and the plane is cut into a number of chunks that does
+// not depend on the number of threads: results are the same for any thread count.
+#include "native.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define LOOP _Pragma("omp simd") for
+
+namespace {
+
+constexpr int64_t TILE = 256;   // floats per tile, at least one row
+constexpr int64_t FLUSH = 32;   // tiles summed in float before they go to double
+constexpr int64_t CHUNKS = 64;  // pieces of the plane, each summed on its own
+
+struct Plane {
+    int64_t size, P, tiles, chunks, tiles_per_chunk;
+    Plane(int64_t rows, int64_t C) {
+        int64_t k = TILE / C;
+        if (k < 1) k = 1;
+        if (k > rows) k = rows > 0 ? rows : 1;
+        P = C * k;
+        size = rows * C;
+        tiles = (size + P - 1) / P;
+        tiles_per_chunk = (tiles + CHUNKS - 1) / CHUNKS;
+        if (tiles_per_chunk < 1) tiles_per_chunk = 1;
+        chunks = (tiles + tiles_per_chunk - 1) / tiles_per_chunk;
+    }
+    int64_t length(int64_t tile) const { return tile + 1 < tiles ? P : size - tile * P; }
+};
+
+template <class F> F *allocate(int64_t count) {
+    return static_cast<F *>(std::aligned_alloc(64, ((count > 0 ? count : 1) * sizeof(F) + 63) / 64 * 64));
+}
+
+float *repeat(const float *v_C, int64_t C, int64_t P) {
+    float *out = allocate<float>(P);
+    for (int64_t p = 0; p < P; p++) out[p] = v_C[p % C];
+    return out;
+}
+
+// out[c] = sum over chunks and tile positions of partial[chunk][p], p % C == c
+void fold(const double *partial, int64_t chunks, int64_t P, int64_t C, double *out) {
+    for (int64_t c = 0; c < C; c++) out[c] = 0;
+    for (int64_t b = 0; b < chunks; b++)
+        for (int64_t p = 0; p < P; p++) out[p % C] += partial[b * P + p];
+}
+
+// exp(-r) for r in [0, 87]: 2^k * polynomial, relative error under 2e-7
+inline float exp_neg(float r) {
+    float y = -r * 1.44269504088896341f;
+    float k = __builtin_floorf(y + 0.5f);
+    float f = (y - k) * 0.693147180559945309f;
+    float e = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * (0.00833333333f + f * 0.00138888889f)))));
+    int32_t bits = (static_cast<int32_t>(k) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return e * power;
+}
+
+enum { RECTANGULAR, TRIANGULAR, SIGMOID, ARCTAN, ARCTAN_PEAK };
+
+// h(u; kappa); `inverse` is 1/kappa
+template <int SG> inline float surrogate(float u, float kappa, float inverse) {
+    if constexpr (SG == RECTANGULAR) return std::fabs(u) < 0.5f * kappa ? inverse : 0.0f;
+    if constexpr (SG == TRIANGULAR) {
+        float r = 1.0f - std::fabs(u) * inverse;
+        return (r > 0.0f ? r : 0.0f) * inverse;
+    }
+    if constexpr (SG == SIGMOID) {
+        float r = std::fabs(u) * 4.0f * inverse;
+        float e = exp_neg(r < 87.0f ? r : 87.0f);
+        return 4.0f * inverse * e / ((1.0f + e) * (1.0f + e));
+    }
+    float r = u * 3.14159265358979323846f * inverse;
+    float bump = 1.0f / (1.0f + r * r);
+    if constexpr (SG == ARCTAN) return bump * inverse;
+    return bump;
+}
+
+// dH/dkappa: -(u/kappa) h, but for the shape whose area is kappa
+template <int SG> inline float surrogate_by_kappa(float u, float h, float inverse) {
+    if constexpr (SG == ARCTAN_PEAK) return 0.5f + atanf(u * 3.14159265358979323846f * inverse) * 0.318309886183790672f - u * inverse * h;
+    return -u * inverse * h;
+}
+
+void moments(const float *x, int64_t rows, int64_t C, double *mean, double *var) {
+    Plane plane(rows, C);
+    const int64_t P = plane.P;
+    float *shift = repeat(x, C, P);  // the first row: sums of x - shift do not cancel
+    double *partial = allocate<double>(plane.chunks * P), *partial2 = allocate<double>(plane.chunks * P);
+#pragma omp parallel
+    {
+        float *sum = allocate<float>(P), *square = allocate<float>(P);
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < plane.chunks; b++) {
+            double *out = partial + b * P, *out2 = partial2 + b * P;
+            std::memset(out, 0, P * sizeof(double));
+            std::memset(out2, 0, P * sizeof(double));
+            int64_t last = (b + 1) * plane.tiles_per_chunk;
+            if (last > plane.tiles) last = plane.tiles;
+            for (int64_t first = b * plane.tiles_per_chunk; first < last; first += FLUSH) {
+                std::memset(sum, 0, P * sizeof(float));
+                std::memset(square, 0, P * sizeof(float));
+                for (int64_t tile = first; tile < first + FLUSH && tile < last; tile++) {
+                    const float *row = x + tile * P;
+                    const int64_t n = plane.length(tile);
+                    LOOP(int64_t p = 0; p < n; p++) {
+                        float d = row[p] - shift[p];
+                        sum[p] += d;
+                        square[p] += d * d;
+                    }
+                }
+                LOOP(int64_t p = 0; p < P; p++) {
+                    out[p] += sum[p];
+                    out2[p] += square[p];
+                }
+            }
+        }
+        std::free(sum);
+        std::free(square);
+    }
+    fold(partial, plane.chunks, P, C, mean);
+    fold(partial2, plane.chunks, P, C, var);
+    for (int64_t c = 0; c < C; c++) {
+        double m = mean[c] / rows;
+        double v = var[c] / rows - m * m;
+        mean[c] = shift[c] + m;
+        var[c] = v > 0 ? v : (v <= 0 ? 0 : v);  // rounding may dip below 0; NaN stays NaN
+    }
+    std::free(shift);
+    std::free(partial);
+    std::free(partial2);
+}
+
+struct Channels {  // the per-channel vectors, laid out along a tile
+    float *mean, *scale, *beta;
+    Channels(const Neuron *n, int64_t P)
+        : mean(repeat(n->mean, n->C, P)), scale(repeat(n->scale, n->C, P)), beta(repeat(n->beta, n->C, P)) {}
+    ~Channels() {
+        std::free(mean);
+        std::free(scale);
+        std::free(beta);
+    }
+};
+
+void forward(const Neuron *n, const float *x, float *s) {
+    Plane plane(n->M, n->C);
+    const int64_t P = plane.P, T = n->T, x_step = n->S == 1 ? 0 : plane.size;
+    const float tau = n->tau, v_th = n->v_th;
+    Channels ch(n, P);
+#pragma omp parallel
+    {
+        float *__restrict v = allocate<float>(P);
+        const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
+#pragma omp for schedule(static)
+        for (int64_t tile = 0; tile < plane.tiles; tile++) {
+            const int64_t count = plane.length(tile);
+            std::memset(v, 0, P * sizeof(float));
+            for (int64_t t = 0; t < T; t++) {
+                const float *__restrict row = x + t * x_step + tile * P;
+                float *__restrict out = s + t * plane.size + tile * P;
+                LOOP(int64_t p = 0; p < count; p++) {
+                    float w = tau * v[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);  // Eq. 2
+                    bool fired = w >= v_th;                                           // Eq. 3
+                    out[p] = fired ? 1.0f : 0.0f;
+                    v[p] = fired ? 0.0f : w;
+                }
+            }
+        }
+        std::free(v);
+    }
+}
+
+template <int SG, bool DETACH, bool KAPPA>
+void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, double *sum_dv, double *sum_dv_x, double *dtau,
+                 double *dkappa) {
+    Plane plane(n->M, n->C);
+    const int64_t P = plane.P, T = n->T, size = plane.size;
+    const bool still = n->S == 1;
+    const int64_t x_step = still ? 0 : size;
+    const float tau = n->tau, v_th = n->v_th;
+    Channels ch(n, P);
+    double *part_dv = allocate<double>(plane.chunks * P), *part_dv_x = allocate<double>(plane.chunks * P);
+    double *part_tau = allocate<double>(plane.chunks), *part_kappa = allocate<double>(plane.chunks * T);
+#pragma omp parallel
+    {
+        float *__restrict v = allocate<float>((T + 1) * P);  // v[t+1] is v_t; v[0] is rest
+        float *__restrict next = allocate<float>(P), *__restrict total = allocate<float>(P);
+        float *__restrict acc = allocate<float>(P), *__restrict acc_x = allocate<float>(P), *__restrict acc_tau = allocate<float>(P);
+        float *__restrict acc_kappa = allocate<float>(P * (KAPPA ? T : 1));
+        const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < plane.chunks; b++) {
+            double *out = part_dv + b * P, *out_x = part_dv_x + b * P;
+            std::memset(out, 0, P * sizeof(double));
+            std::memset(out_x, 0, P * sizeof(double));
+            std::memset(part_kappa + b * T, 0, T * sizeof(double));
+            part_tau[b] = 0;
+            int64_t last = (b + 1) * plane.tiles_per_chunk;
+            if (last > plane.tiles) last = plane.tiles;
+            for (int64_t first = b * plane.tiles_per_chunk; first < last; first += FLUSH) {
+                std::memset(acc, 0, P * sizeof(float));
+                std::memset(acc_x, 0, P * sizeof(float));
+                std::memset(acc_tau, 0, P * sizeof(float));
+                if constexpr (KAPPA) std::memset(acc_kappa, 0, P * T * sizeof(float));
+                for (int64_t tile = first; tile < first + FLUSH && tile < last; tile++) {
+                    const int64_t count = plane.length(tile), at = tile * P;
+                    // v again: Eq. 2-3
+                    for (int64_t t = 0; t < T; t++) {
+                        const float *__restrict row = x + t * x_step + at;
+                        const float *__restrict old = v + (t - 1) * P;
+                        float *__restrict now = v + t * P;
+                        if (t == 0) {
+                            LOOP(int64_t p = 0; p < count; p++) now[p] = (row[p] - mean[p]) * scale[p] + beta[p];
+                        } else {
+                            LOOP(int64_t p = 0; p < count; p++) {
+                                float kept = old[p] >= v_th ? 0.0f : old[p];
+                                now[p] = tau * kept + ((row[p] - mean[p]) * scale[p] + beta[p]);
+                            }
+                        }
+                    }
+                    // Eq. 12-13, from the last step back
+                    for (int64_t t = T - 1; t >= 0; t--) {
+                        const float kappa = n->kappa[t], inverse = 1.0f / kappa;
+                        const float *__restrict row = x + t * x_step + at, *__restrict g_t = g + t * size + at;
+                        const float *__restrict v_t = v + t * P;
+                        float *__restrict d_out = dv_out + (still ? 0 : t * size) + at;
+                        float *__restrict acc_k = acc_kappa + (KAPPA ? t * P : 0);
+                        const bool final_step = t == T - 1;
+                        LOOP(int64_t p = 0; p < count; p++) {
+                            float u = v_t[p] - v_th, after = final_step ? 0.0f : next[p];
+                            float ds = DETACH ? g_t[p] : g_t[p] - tau * v_t[p] * after;
+                            float kept = u >= 0.0f ? 0.0f : after;  // dv_{t+1} (1 - s_t)
+                            float h = surrogate<SG>(u, kappa, inverse);
+                            float d = ds * h + tau * kept;
+                            acc_tau[p] += kept * v_t[p];
+                            if constexpr (KAPPA) {
+                                acc_k[p] += ds * surrogate_by_kappa<SG>(u, h, inverse);
+                            }
+                            next[p] = d;
+                            if (!still) {
+                                acc[p] += d;
+                                acc_x[p] += d * (row[p] - mean[p]);
+                                d_out[p] = d;
+                            }
+                        }
+                        if (still) {
+                            LOOP(int64_t p = 0; p < count; p++) total[p] = final_step ? next[p] : total[p] + next[p];
+                        }
+                    }
+                    if (still) {
+                        const float *__restrict row = x + at;
+                        float *__restrict d_out = dv_out + at;
+                        LOOP(int64_t p = 0; p < count; p++) {
+                            acc[p] += total[p];
+                            acc_x[p] += total[p] * (row[p] - mean[p]);
+                            d_out[p] = total[p];
+                        }
+                    }
+                }
+                double t_sum = 0;
+                for (int64_t p = 0; p < P; p++) {
+                    out[p] += acc[p];
+                    out_x[p] += acc_x[p];
+                    t_sum += acc_tau[p];
+                }
+                part_tau[b] += t_sum;
+                if constexpr (KAPPA) {
+                    for (int64_t t = 0; t < T; t++)
+                        for (int64_t p = 0; p < P; p++) part_kappa[b * T + t] += acc_kappa[t * P + p];
+                }
+            }
+        }
+        std::free(v);
+        std::free(next);
+        std::free(total);
+        std::free(acc);
+        std::free(acc_x);
+        std::free(acc_tau);
+        std::free(acc_kappa);
+    }
+    fold(part_dv, plane.chunks, P, n->C, sum_dv);
+    fold(part_dv_x, plane.chunks, P, n->C, sum_dv_x);
+    *dtau = 0;
+    for (int64_t b = 0; b < plane.chunks; b++) *dtau += part_tau[b];
+    if (dkappa) {
+        for (int64_t t = 0; t < T; t++) {
+            dkappa[t] = 0;
+            for (int64_t b = 0; b < plane.chunks; b++) dkappa[t] += part_kappa[b * T + t];
+        }
+    }
+    std::free(part_dv);
+    std::free(part_dv_x);
+    std::free(part_tau);
+    std::free(part_kappa);
+}
+
+void backward(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
+              double *dkappa) {
+#define BY_FLAGS(SG)                                                                                                           \
+    if (n->detach_reset)                                                                                                       \
+        return dkappa ? backward_as<SG, true, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)                               \
+                      : backward_as<SG, true, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);                             \
+    else                                                                                                                       \
+        return dkappa ? backward_as<SG, false, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)                              \
+                      : backward_as<SG, false, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)
+    switch (n->surrogate) {
+        case RECTANGULAR: BY_FLAGS(RECTANGULAR);
+        case TRIANGULAR: BY_FLAGS(TRIANGULAR);
+        case SIGMOID: BY_FLAGS(SIGMOID);
+        case ARCTAN: BY_FLAGS(ARCTAN);
+        default: BY_FLAGS(ARCTAN_PEAK);
+    }
+#undef BY_FLAGS
+}
+
+void normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C, const float *m1_C,
+                    const float *m2_C) {
+    Plane plane(rows, C);
+    const int64_t P = plane.P;
+    float *mean = repeat(mean_C, C, P), *scale = repeat(scale_C, C, P), *m1 = repeat(m1_C, C, P), *m2 = repeat(m2_C, C, P);
+#pragma omp parallel for schedule(static)
+    for (int64_t tile = 0; tile < plane.tiles; tile++) {
+        const int64_t count = plane.length(tile);
+        const float *__restrict row = x + tile * P;
+        float *__restrict d = dv + tile * P;
+        LOOP(int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
+    }
+    std::free(mean);
+    std::free(scale);
+    std::free(m1);
+    std::free(m2);
+}
+
+void probe(const Neuron *n, const float *x, double *result) {
+    Plane plane(n->M, n->C);
+    const int64_t P = plane.P, T = n->T, x_step = n->S == 1 ? 0 : plane.size;
+    const float tau = n->tau, v_th = n->v_th;
+    Channels ch(n, P);
+    double *partial = allocate<double>(plane.chunks * T * 6);
+#pragma omp parallel
+    {
+        float *__restrict v = allocate<float>(P);
+        const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < plane.chunks; b++) {
+            double *out = partial + b * T * 6;
+            std::memset(out, 0, T * 6 * sizeof(double));
+            int64_t last = (b + 1) * plane.tiles_per_chunk;
+            if (last > plane.tiles) last = plane.tiles;
+            for (int64_t tile = b * plane.tiles_per_chunk; tile < last; tile++) {
+                const int64_t count = plane.length(tile);
+                std::memset(v, 0, P * sizeof(float));
+                for (int64_t t = 0; t < T; t++) {
+                    const float *__restrict row = x + t * x_step + tile * P;
+                    const float half = 0.5f * n->kappa[t];
+                    float fired = 0, available = 0, sum = 0, square = 0, sum_i = 0, square_i = 0;
+                    _Pragma("omp simd reduction(+ : fired, available, sum, square, sum_i, square_i)") for (int64_t p = 0; p < count; p++) {
+                        float i = (row[p] - mean[p]) * scale[p] + beta[p];
+                        float w = tau * v[p] + i;
+                        bool f = w >= v_th;
+                        fired += f ? 1.0f : 0.0f;
+                        available += std::fabs(w - v_th) < half ? 1.0f : 0.0f;
+                        sum += w;
+                        square += w * w;
+                        sum_i += i;
+                        square_i += i * i;
+                        v[p] = f ? 0.0f : w;
+                    }
+                    out[t * 6 + 0] += fired;
+                    out[t * 6 + 1] += available;
+                    out[t * 6 + 2] += sum;
+                    out[t * 6 + 3] += square;
+                    out[t * 6 + 4] += sum_i;
+                    out[t * 6 + 5] += square_i;
+                }
+            }
+        }
+        std::free(v);
+    }
+    for (int64_t j = 0; j < T * 6; j++) {
+        result[j] = 0;
+        for (int64_t b = 0; b < plane.chunks; b++) result[j] += partial[b * T * 6 + j];
+    }
+    std::free(partial);
+}
+
+}  // namespace
+
+extern "C" const Kernels CAT(mpd_agl_kernels_, LEVEL);
+extern "C" const Kernels CAT(mpd_agl_kernels_, LEVEL) = {moments, forward, backward, normalise_grad, probe};
