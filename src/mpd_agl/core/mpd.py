@@ -58,7 +58,7 @@ def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
     >>> mpd_width(std_T)
     tensor([1.0000, 1.0198, 1.0198])
     """
-    return (2 * std_T).clamp_min(KAPPA_MIN * v_th)
+    return torch.clamp(2 * std_T, min=KAPPA_MIN * v_th)
 
 
 def lsg_width(tau: Tensor, num_steps: int, *, v_th: float = 0.5) -> Tensor:
@@ -82,7 +82,10 @@ def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: float = 0.5, share: f
     return (low + high) / 2
 
 
-def deeptage_width(v_T: Tensor, *, v_th: float = 0.5, weight: float = 0.25) -> Tensor:
-    """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)` with `sigma_t = ||v_t - v_th||_2` over the layer."""
-    sigma_T = (v_T - v_th).flatten(1).square().sum(dim=1).sqrt()
+def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:
+    """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)`; `sigma_t = ||v_t - v_th||_2` over the layer.
+
+    >>> deeptage_width(torch.tensor([2.0, 4.0]))
+    tensor([1.0000, 1.2500])
+    """
     return weight * sigma_T / sigma_T[0].clamp_min(1e-12) + (1 - weight)

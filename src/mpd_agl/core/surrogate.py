@@ -126,9 +126,7 @@ class ArctanPeak(Surrogate):
         return 0.5 + torch.atan(r) / math.pi - (u / kappa) / (1 + r * r)
 
 
-SURROGATES: dict[str, Surrogate] = {
-    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())
-}
+SURROGATES: dict[str, Surrogate] = {s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())}
 
 
 def get_surrogate(name: str | Surrogate) -> Surrogate:

@@ -37,7 +37,10 @@ class Backend:
 def _native_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, g, mean, scale, beta, tau, kappa_T, v_th, surrogate, detach_reset, want_kappa = args
     code = native.SURROGATE_CODES[surrogate.name]
-    return native.backward(x, g, mean, scale, beta, tau, kappa_T, v_th, code, detach_reset, want_kappa)
+    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = native.backward(
+        x, g, mean, scale, beta, tau, kappa_T, v_th, code, detach_reset, want_kappa
+    )
+    return out
 
 
 def _native_normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
@@ -98,6 +101,8 @@ def _auto(device_type: str, dtype: torch.dtype) -> str:
 
 def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
     """The backend that runs for that name, device and dtype; an error that names the way out where it cannot."""
+    if torch.compiler.is_exporting():
+        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
     if name == "auto":
         name = _auto(device.type, dtype)
     elif name not in NAMES:
@@ -110,4 +115,3 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
 def backends_here(device: str = "cpu") -> dict[str, str]:
     """Each backend's name and why it cannot run here ("" where it can), for `mpd-agl info` and run records."""
     return {name: why_not(name, torch.device(device).type, torch.float32) for name in NAMES[1:]}
-

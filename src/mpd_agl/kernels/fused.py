@@ -59,7 +59,7 @@ class _Fused(torch.autograd.Function):
         return s_TMC, mean_C, var_C
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g_TMC: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g_TMC is None:
             return (None,) * 8
@@ -131,7 +131,7 @@ def _run(
     if step.backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
     dtype = plain.compute_dtype(x_SMC)
-    vectors = [a.to(dtype) for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
+    vectors = [a.to(dtype).contiguous() for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
     s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, step)  # type: ignore[no-untyped-call]
     return _back(s_TMC.to(x_SNC.dtype), x_SNC.shape), mean, var
 
@@ -183,6 +183,13 @@ def neuron(
     return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, step)[0]
 
 
+def moments(x_SNC: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, as the fused step takes them."""
+    resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
+    x_SMC = _rows(x_SNC)
+    return resolved.moments(x_SMC.float() if resolved.name == "native" else x_SMC)
+
+
 @torch.no_grad()
 def probe(
     x_SNC: Tensor,
@@ -198,7 +205,9 @@ def probe(
     """Counts and sums per timestep for the monitors, (T, 6) float64: spikes, available, sum v, sum v^2, sum i, sum i^2."""
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
     x_SMC = _rows(x_SNC)
-    dtype = torch.float32 if resolved.name == "native" else plain.compute_dtype(x_SMC)
-    vectors = [a.to(dtype) for a in (mean_C, scale_C, beta_C, tau, kappa_T)]
+    x_SMC = x_SMC.to(plain.compute_dtype(x_SMC))
+    mean, scale, beta, tau_, kappa = (
+        a.detach().to(x_SMC.dtype).contiguous() for a in (mean_C, scale_C, beta_C, tau, kappa_T)
+    )
     run = native.probe if resolved.name == "native" else plain.probe
-    return run(x_SMC.to(dtype), *vectors, v_th)
+    return run(x_SMC, mean, scale, beta, tau_, kappa, v_th)

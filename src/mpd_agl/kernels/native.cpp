@@ -179,14 +179,13 @@ void forward(const Neuron *n, const float *x, float *s) {
     }
 }
 
-template <int SG, bool DETACH, bool KAPPA>
+template <int SG, bool STILL, bool KAPPA>
 void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, double *sum_dv, double *sum_dv_x, double *dtau,
                  double *dkappa) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = n->T, size = plane.size;
-    const bool still = n->S == 1;
-    const int64_t x_step = still ? 0 : size;
-    const float tau = n->tau, v_th = n->v_th;
+    const int64_t x_step = STILL ? 0 : size;
+    const float tau = n->tau, v_th = n->v_th, through_reset = n->detach_reset ? 0.0f : tau;
     Channels ch(n, P);
     double *part_dv = allocate<double>(plane.chunks * P), *part_dv_x = allocate<double>(plane.chunks * P);
     double *part_tau = allocate<double>(plane.chunks), *part_kappa = allocate<double>(plane.chunks * T);
@@ -228,35 +227,33 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
                         }
                     }
                     // Eq. 12-13, from the last step back
+                    std::memset(next, 0, P * sizeof(float));
+                    if constexpr (STILL) std::memset(total, 0, P * sizeof(float));
                     for (int64_t t = T - 1; t >= 0; t--) {
                         const float kappa = n->kappa[t], inverse = 1.0f / kappa;
                         const float *__restrict row = x + t * x_step + at, *__restrict g_t = g + t * size + at;
                         const float *__restrict v_t = v + t * P;
-                        float *__restrict d_out = dv_out + (still ? 0 : t * size) + at;
+                        float *__restrict d_out = dv_out + t * x_step + at;
                         float *__restrict acc_k = acc_kappa + (KAPPA ? t * P : 0);
-                        const bool final_step = t == T - 1;
                         LOOP(int64_t p = 0; p < count; p++) {
-                            float u = v_t[p] - v_th, after = final_step ? 0.0f : next[p];
-                            float ds = DETACH ? g_t[p] : g_t[p] - tau * v_t[p] * after;
+                            float u = v_t[p] - v_th, after = next[p];
+                            float ds = g_t[p] - through_reset * v_t[p] * after;
                             float kept = u >= 0.0f ? 0.0f : after;  // dv_{t+1} (1 - s_t)
                             float h = surrogate<SG>(u, kappa, inverse);
                             float d = ds * h + tau * kept;
                             acc_tau[p] += kept * v_t[p];
-                            if constexpr (KAPPA) {
-                                acc_k[p] += ds * surrogate_by_kappa<SG>(u, h, inverse);
-                            }
+                            if constexpr (KAPPA) acc_k[p] += ds * surrogate_by_kappa<SG>(u, h, inverse);
                             next[p] = d;
-                            if (!still) {
+                            if constexpr (STILL) {
+                                total[p] += d;
+                            } else {
                                 acc[p] += d;
                                 acc_x[p] += d * (row[p] - mean[p]);
                                 d_out[p] = d;
                             }
                         }
-                        if (still) {
-                            LOOP(int64_t p = 0; p < count; p++) total[p] = final_step ? next[p] : total[p] + next[p];
-                        }
                     }
-                    if (still) {
+                    if constexpr (STILL) {
                         const float *__restrict row = x + at;
                         float *__restrict d_out = dv_out + at;
                         LOOP(int64_t p = 0; p < count; p++) {
@@ -305,13 +302,12 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
 
 void backward(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
               double *dkappa) {
-#define BY_FLAGS(SG)                                                                                                           \
-    if (n->detach_reset)                                                                                                       \
-        return dkappa ? backward_as<SG, true, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)                               \
-                      : backward_as<SG, true, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);                             \
-    else                                                                                                                       \
-        return dkappa ? backward_as<SG, false, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)                              \
-                      : backward_as<SG, false, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)
+#define CALL(SG, STILL)                                                                        \
+    return dkappa ? backward_as<SG, STILL, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)  \
+                  : backward_as<SG, STILL, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)
+#define BY_FLAGS(SG)               \
+    if (n->S == 1) CALL(SG, true); \
+    CALL(SG, false)
     switch (n->surrogate) {
         case RECTANGULAR: BY_FLAGS(RECTANGULAR);
         case TRIANGULAR: BY_FLAGS(TRIANGULAR);
@@ -320,6 +316,7 @@ void backward(const Neuron *n, const float *x, const float *g, float *dv, double
         default: BY_FLAGS(ARCTAN_PEAK);
     }
 #undef BY_FLAGS
+#undef CALL
 }
 
 void normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C, const float *m1_C,

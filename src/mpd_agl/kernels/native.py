@@ -55,7 +55,13 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
-    library.mpd_agl_moments.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    library.mpd_agl_moments.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     library.mpd_agl_normalise_grad.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
     return library, ""
 
@@ -83,7 +89,9 @@ def _neuron(
 ) -> _Neuron:
     S, M, C = x.shape
     kappa_at = 0 if kappa is None else kappa.data_ptr()
-    return _Neuron(S, num_steps, M, C, mean.data_ptr(), scale.data_ptr(), beta.data_ptr(), kappa_at, float(tau), v_th, 0, 0)
+    return _Neuron(
+        S, num_steps, M, C, mean.data_ptr(), scale.data_ptr(), beta.data_ptr(), kappa_at, float(tau), v_th, 0, 0
+    )
 
 
 def _check(x: Tensor, *others: Tensor) -> None:
@@ -155,9 +163,7 @@ def backward(
 
 
 @torch.library.custom_op("mpd_agl::normalise_grad_", mutates_args={"dv_SMC"})
-def normalise_grad_(
-    x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor
-) -> None:
+def normalise_grad_(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
     """In place: dv becomes `scale (dv - m1 - (x - mean) m2)`."""
     _check(x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C)
     S, M, C = x_SMC.shape

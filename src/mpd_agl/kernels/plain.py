@@ -81,7 +81,9 @@ def backward(
     return dv_SMC, dv_SMC.sum((0, 1)), (dv_SMC * centred_SMC).sum((0, 1)), dtau, dkappa
 
 
-def normalise_grad(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> Tensor:
+def normalise_grad(
+    x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor
+) -> Tensor:
     """dL/dx through batch statistics: `scale (dv - m1 - (x - mean) m2)`."""
     return scale_C * (dv_SMC - m1_C - (x_SMC.to(dv_SMC.dtype) - mean_C) * m2_C)
 
@@ -97,5 +99,7 @@ def probe(
         i = ((x_MC - mean_C) * scale_C + beta_C).double()
         w = v.double()
         near = (v - v_th).abs() < kappa_T[t] / 2
-        rows.append(torch.stack([(v >= v_th).sum(), near.sum(), w.sum(), (w * w).sum(), i.sum(), (i * i).sum()]).double())
+        rows.append(
+            torch.stack([(v >= v_th).sum(), near.sum(), w.sum(), (w * w).sum(), i.sum(), (i * i).sum()]).double()
+        )
     return torch.stack(rows)

@@ -1,1 +1,43 @@
-"""The nn room."""
+"""Thin modules over `core` and `kernels`: tdBN, neurons, width rules, the spiking block, the readout."""
+
+from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time
+from mpd_agl.nn.fold import fold
+from mpd_agl.nn.methods import METHODS, Method, get_method
+from mpd_agl.nn.neuron import LIF, PLIF, Neuron
+from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.width import (
+    DeepTAGEWidth,
+    FixedWidth,
+    LearnableWidth,
+    LSGWidth,
+    MPDWidth,
+    QuantileWidth,
+    SlopeWidth,
+    Width,
+    predicted_moments,
+)
+
+__all__ = [
+    "LIF",
+    "METHODS",
+    "PLIF",
+    "AnnBlock",
+    "Current",
+    "DeepTAGEWidth",
+    "FixedWidth",
+    "LSGWidth",
+    "LearnableWidth",
+    "MPDWidth",
+    "Method",
+    "Neuron",
+    "QuantileWidth",
+    "Readout",
+    "SlopeWidth",
+    "SpikingBlock",
+    "TdBatchNorm",
+    "Width",
+    "fold",
+    "get_method",
+    "over_time",
+    "predicted_moments",
+]

@@ -1,0 +1,162 @@
+"""What all networks share: options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.nn import AnnBlock, Current, Readout, SpikingBlock, TdBatchNorm
+
+Layer = SpikingBlock | AnnBlock
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Everything a network is made from; checked when made."""
+
+    num_classes: int = 10
+    num_steps: int = 2
+    """T. Images are shown T times (the stem once); frames must come as T."""
+    method: str = "mpd-agl"
+    in_channels: int = 3
+    image_size: int = 32
+    width: float = 1.0
+    """Multiplies every layer's channels."""
+    surrogate: str | None = None
+    """Shape of the surrogate; None: the method's own, or rectangular."""
+    v_th: float = 0.5
+    tau: float = 0.2
+    alpha: float = 1.0
+    detach_reset: bool = False
+    init: Literal["kaiming", "pytorch"] = "kaiming"
+    """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
+    block: Literal["sew", "zheng"] = "sew"
+    """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
+    backend: str = "auto"
+    ann: bool = False
+    """The iso-architecture ANN: ReLU and plain batch norm."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "num_steps", "in_channels", "image_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
+        if not self.width > 0 or not math.isfinite(self.width):
+            raise InputError(f"width must be positive, got {self.width}. 1 is the paper's network, 0.125 a small one.")
+        if self.init not in ("kaiming", "pytorch"):
+            raise unknown_name("init", self.init, ("kaiming", "pytorch"))
+        if self.block not in ("sew", "zheng"):
+            raise unknown_name("block", self.block, ("sew", "zheng"))
+
+    def channels(self, count: int) -> int:
+        """A layer's channels at this width, at least 1."""
+        return max(1, round(count * self.width))
+
+
+class Network(nn.Module):
+    """Base of the networks: `(N, C, H, W)` images or `(T, N, C, H, W)` frames in, `logits_TNK` out. Stateless.
+
+    The prediction is the mean of the logits over T (Eq. 9). `num_steps` may be set to another T at any time.
+    """
+
+    def __init__(self, name: str, options: NetworkOptions) -> None:
+        super().__init__()
+        self.name, self.options, self.num_steps = name, options, options.num_steps
+
+    def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
+        """A block on a convolution without bias (tdBN has one)."""
+        return self.block(self.synapses(in_channels, out_channels, kernel, stride))
+
+    def synapses(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+        """The convolution itself, in channels_last memory."""
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+        if self.options.init == "kaiming":
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+        return conv
+
+    def block(self, synapses: nn.Module, alpha: float | None = None) -> Layer:
+        """Synapses with norm and neuron, or with batch norm and ReLU in an ANN."""
+        o = self.options
+        if o.ann:
+            return AnnBlock(synapses)
+        return SpikingBlock(
+            synapses,
+            method=o.method,
+            surrogate=o.surrogate,
+            v_th=o.v_th,
+            tau=o.tau,
+            alpha=o.alpha if alpha is None else alpha,
+            detach_reset=o.detach_reset,
+            backend=o.backend,
+        )
+
+    def current(self, synapses: nn.Conv2d | None, channels: int, alpha: float) -> Current:
+        """A normalised current without a neuron."""
+        return Current(synapses, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """logits_TNK."""
+        x_SNCHW = self.check(x)
+        T = self.num_steps if not self.options.ann else x_SNCHW.shape[0]
+        return self.run(x_SNCHW, T)
+
+    def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
+        """The network itself; S = 1 stands for T equal inputs."""
+        raise InputError(f"{type(self).__name__} defines no network.")
+
+    def check(self, x: Tensor) -> Tensor:
+        """The input as (S, N, C, H, W) in channels_last memory; a sentence for anything else."""
+        o, T = self.options, self.num_steps
+        if T < 1:
+            raise InputError(f"num_steps must be at least 1, got {T}. Use num_steps=2, as the paper does.")
+        image = f"{o.in_channels}, {o.image_size}, {o.image_size}"
+        if x.dim() not in (4, 5) or tuple(x.shape[-3:]) != (o.in_channels, o.image_size, o.image_size):
+            raise InputError(
+                f"{self.name} takes images (N, {image}) or frames ({T}, N, {image}), got {tuple(x.shape)}. "
+                "Pass in_channels and image_size to create_model, or resize the input."
+            )
+        if not x.is_floating_point():
+            raise InputError(
+                f"{self.name} takes floating-point input, got {x.dtype}. Scale and normalise it first, e.g. x.float() / 255."
+            )
+        if x.dim() == 5 and not o.ann and x.shape[0] != T:
+            raise InputError(
+                f"{self.name} runs {T} timesteps, got frames of {x.shape[0]}: {tuple(x.shape)}. "
+                "Frames are time-major, (T, N, C, H, W); set net.num_steps to use another T."
+            )
+        if x.shape[-4] < 1:
+            raise InputError(f"{self.name} takes at least one sample, got an empty batch: {tuple(x.shape)}.")
+        if self.training and not torch.compiler.is_compiling():
+            if x.shape[-4] < 2:
+                raise InputError(
+                    "training needs a batch of at least 2 for its batch statistics, got 1. "
+                    "Use a larger batch, or net.eval() for inference."
+                )
+            if not torch.isfinite(x.sum()):
+                bad = int((~torch.isfinite(x)).sum())
+                raise InputError(
+                    f"the input of a training step holds {bad} NaN or Inf values. Check the data and its normalisation."
+                )
+        if x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
+        x_NCHW = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        return x_NCHW.view(x.shape)
+
+
+class Pool(nn.Module):
+    """2x2 average pooling at each timestep (2AP)."""
+
+    def forward(self, x_TNCHW: Tensor) -> Tensor:
+        """Half the size; an odd last row or column is dropped."""
+        y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
+        return y.view(*x_TNCHW.shape[:2], *y.shape[1:])
+
+
+def readout(features: int, options: NetworkOptions) -> Readout:
+    """The last layer."""
+    return Readout(features, options.num_classes)

@@ -1,0 +1,61 @@
+"""The one registry of networks."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from mpd_agl.errors import unknown_name
+from mpd_agl.models import resnet, vgg
+from mpd_agl.models.base import Network, NetworkOptions
+
+
+class Entry(NamedTuple):
+    """A network's builder, the defaults of the data it was made for, and a line about it."""
+
+    build: Callable[[NetworkOptions], Network]
+    defaults: dict[str, Any]
+    about: str
+
+
+_CIFAR: dict[str, Any] = {"num_classes": 10, "num_steps": 2, "in_channels": 3, "image_size": 32}
+_DVS: dict[str, Any] = {"num_classes": 10, "num_steps": 10, "in_channels": 2, "image_size": 48}
+_TINY: dict[str, Any] = {"num_classes": 200, "num_steps": 4, "in_channels": 3, "image_size": 64}
+
+MODELS: dict[str, Entry] = {
+    "resnet19": Entry(resnet.resnet19, _CIFAR, "the paper's network for CIFAR-10/100 (3-3-2, SEW-ADD)"),
+    "resnet18": Entry(resnet.resnet18, _CIFAR, "2-2-2-2 basic blocks"),
+    "vggsnn": Entry(vgg.vggsnn, _DVS, "the paper's network for CIFAR10-DVS"),
+    "vgg11": Entry(vgg.vgg11, _CIFAR, "8 convolutions, 4096-4096 FC"),
+    "vgg13": Entry(vgg.vgg13, _TINY, "the paper's network for Tiny-ImageNet"),
+    "vgg16": Entry(vgg.vgg16, _CIFAR, "13 convolutions, 4096-4096 FC"),
+    "cnn8": Entry(vgg.cnn8, _CIFAR, "our 8-layer vanilla SNN (Figure 2)"),
+}
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` takes.
+
+    >>> list_models()
+    ['cnn8', 'resnet18', 'resnet19', 'vgg11', 'vgg13', 'vgg16', 'vggsnn']
+    """
+    return sorted(MODELS)
+
+
+def create_model(name: str, **options: Any) -> Network:
+    """Build a network: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`, `width` and the rest of `NetworkOptions`.
+
+    What is not given is the default of the data that the network was made for.
+
+    >>> net = create_model("resnet19", num_classes=10, num_steps=2, method="mpd-agl", width=0.125)
+    >>> import torch
+    >>> net(torch.randn(4, 3, 32, 32)).shape
+    torch.Size([2, 4, 10])
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    known = [f.name for f in fields(NetworkOptions)]
+    for option in options:
+        if option not in known:
+            raise unknown_name("model option", option, known)
+    entry = MODELS[name]
+    return entry.build(NetworkOptions(**(entry.defaults | options)))

@@ -1,0 +1,98 @@
+"""Spiking ResNets: ResNet-19 (3-3-2 basic blocks of 128, 256, 512, then 256 FC) and ResNet-18 (2-2-2-2 of 64 to 512).
+
+The paper's table prints x3 for ResNet-19's last stage; its energy table counts 2285.35 M operations, which is 3-3-2.
+"""
+
+import math
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.nn import SpikingBlock
+
+
+class SewBlock(nn.Module):
+    """SEW-ADD basic block: `LIF(tdBN(conv(LIF(tdBN(conv(s)))))) + shortcut(s)`; the output is a small integer, not a bit."""
+
+    def __init__(self, net: Network, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = net.conv(in_channels, out_channels, stride=stride)
+        self.conv2 = net.conv(out_channels, out_channels)
+        changes = stride != 1 or in_channels != out_channels
+        self.shortcut = net.conv(in_channels, out_channels, kernel=1, stride=stride) if changes else None
+
+    def forward(self, s_TNCHW: Tensor) -> Tensor:
+        """Spike counts."""
+        out: Tensor = self.conv2(self.conv1(s_TNCHW))
+        return out + (s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW))
+
+
+class ZhengBlock(nn.Module):
+    """Basic block of Zheng et al. 2021: two normalised currents (alpha = 1/sqrt 2 each) are added before one neuron.
+
+    Their variances add, and the width rule uses that sum. An identity shortcut carries spikes; its tdBN makes them a current too.
+    """
+
+    def __init__(self, net: Network, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        alpha = net.options.alpha / math.sqrt(2)
+        self.conv1 = net.conv(in_channels, out_channels, stride=stride)
+        conv2 = net.block(net.synapses(out_channels, out_channels), alpha)
+        assert isinstance(conv2, SpikingBlock)
+        self.conv2 = conv2
+        changes = stride != 1 or in_channels != out_channels
+        synapses = net.synapses(in_channels, out_channels, kernel=1, stride=stride) if changes else None
+        self.shortcut = net.current(synapses, out_channels, alpha)
+
+    def forward(self, s_TNCHW: Tensor) -> Tensor:
+        """Spikes, 0 or 1."""
+        out: Tensor = self.conv2(self.conv1(s_TNCHW), add=self.shortcut, add_from=s_TNCHW)
+        return out
+
+
+class ResNet(Network):
+    """stem - stages of basic blocks - average pool - [256 FC] - readout."""
+
+    def __init__(
+        self, name: str, options: NetworkOptions, *, stem: int, stages: tuple[tuple[int, int], ...], hidden: int | None
+    ) -> None:
+        super().__init__(name, options)
+        block = ZhengBlock if options.block == "zheng" and not options.ann else SewBlock
+        channels = options.channels(stem)
+        self.stem = self.conv(options.in_channels, channels)
+        for number, (count, blocks) in enumerate(stages, 1):
+            out = options.channels(count)
+            stage: OrderedDict[str, nn.Module] = OrderedDict()
+            for b in range(1, blocks + 1):
+                stride = 2 if number > 1 and b == 1 else 1
+                stage[f"block{b}"] = block(self, channels, out, stride)
+                channels = out
+            self.add_module(f"stage{number}", nn.Sequential(stage))
+        self.num_stages = len(stages)
+        self.fc1 = None
+        if hidden is not None:
+            self.fc1 = self.block(nn.Linear(channels, options.channels(hidden), bias=False))
+            channels = options.channels(hidden)
+        self.readout = readout(channels, options)
+
+    def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
+        """logits_TNK."""
+        s_TNCHW: Tensor = self.stem(x_SNCHW, num_steps)
+        for number in range(1, self.num_stages + 1):
+            s_TNCHW = self.get_submodule(f"stage{number}")(s_TNCHW)
+        s_TNF = s_TNCHW.mean((3, 4))
+        if self.fc1 is not None:
+            s_TNF = self.fc1(s_TNF)
+        logits_TNK: Tensor = self.readout(s_TNF)
+        return logits_TNK
+
+
+def resnet19(options: NetworkOptions) -> ResNet:
+    """ResNet-19 of Zheng et al. 2021, as the paper counts it: 3-3-2."""
+    return ResNet("resnet19", options, stem=128, stages=((128, 3), (256, 3), (512, 2)), hidden=256)
+
+
+def resnet18(options: NetworkOptions) -> ResNet:
+    """ResNet-18 with a 3x3 stem for small images."""
+    return ResNet("resnet18", options, stem=64, stages=((64, 2), (128, 2), (256, 2), (512, 2)), hidden=None)

@@ -1,0 +1,86 @@
+"""Plain convolutional networks as data: numbers are 3x3 convolutions with that many channels, `P` is 2x2 average pooling (2AP)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from mpd_agl.errors import InputError
+from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+
+Plan = Sequence[int | Literal["P"]]
+
+VGGSNN: Plan = (64, 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
+VGG11: Plan = (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
+VGG13: Plan = (64, 64, "P", 128, 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
+VGG16: Plan = (64, 64, "P", 128, 128, "P", 256, 256, 256, "P", 512, 512, 512, "P", 512, 512, 512, "P")
+CNN8: Plan = (64, 64, "P", 128, 128, "P", 256, 256, "P", 256)
+
+
+class ConvNet(Network):
+    """conv1 .. convN with pooling between, hidden linear layers fc1 .., readout. `average` pools what is left of the image to 1x1."""
+
+    def __init__(
+        self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
+    ) -> None:
+        super().__init__(name, options)
+        channels, size, number = options.in_channels, options.image_size, 0
+        self.order: list[str] = []
+        for item in plan:
+            if item == "P":
+                size //= 2
+                self.order.append("pool")
+                continue
+            number += 1
+            out = options.channels(int(item))
+            self.add_module(f"conv{number}", self.conv(channels, out))
+            self.order.append(f"conv{number}")
+            channels = out
+        if size < 1:
+            raise InputError(
+                f"{name} halves the image {plan.count('P')} times and needs image_size of at least {2 ** plan.count('P')}, "
+                f"got {options.image_size}."
+            )
+        self.pool, self.average = Pool(), average
+        features = channels if average else channels * size * size
+        self.num_hidden = len(hidden)
+        for h, count in enumerate(hidden, 1):
+            self.add_module(f"fc{h}", self.block(nn.Linear(features, options.channels(count), bias=False)))
+            features = options.channels(count)
+        self.readout = readout(features, options)
+
+    def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
+        """logits_TNK."""
+        s_TNCHW = x_SNCHW
+        for name in self.order:
+            s_TNCHW = self.pool(s_TNCHW) if name == "pool" else self.get_submodule(name)(s_TNCHW, num_steps)
+        s_TNF: Tensor = s_TNCHW.mean((3, 4)) if self.average else s_TNCHW.flatten(2)
+        for h in range(1, self.num_hidden + 1):
+            s_TNF = self.get_submodule(f"fc{h}")(s_TNF)
+        logits_TNK: Tensor = self.readout(s_TNF)
+        return logits_TNK
+
+
+def vggsnn(options: NetworkOptions) -> ConvNet:
+    """VGGSNN (Deng et al. 2022), the paper's network for CIFAR10-DVS."""
+    return ConvNet("vggsnn", options, VGGSNN)
+
+
+def vgg13(options: NetworkOptions) -> ConvNet:
+    """VGG-13, the paper's network for Tiny-ImageNet: two hidden layers of 4096."""
+    return ConvNet("vgg13", options, VGG13, hidden=(4096, 4096))
+
+
+def vgg11(options: NetworkOptions) -> ConvNet:
+    """VGG-11 with VGG-13's classifier."""
+    return ConvNet("vgg11", options, VGG11, hidden=(4096, 4096))
+
+
+def vgg16(options: NetworkOptions) -> ConvNet:
+    """VGG-16 with VGG-13's classifier."""
+    return ConvNet("vgg16", options, VGG16, hidden=(4096, 4096))
+
+
+def cnn8(options: NetworkOptions) -> ConvNet:
+    """CNN-8, our reading of the paper's "8-layer vanilla SNN" (Figure 2): seven convolutions and the readout."""
+    return ConvNet("cnn8", options, CNN8, average=True)

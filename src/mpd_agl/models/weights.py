@@ -1,0 +1,61 @@
+"""Weights to and from safetensors files: tensors alone, nothing that could run code."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mpd_agl.errors import InputError
+from mpd_agl.models.base import Network
+
+
+def save_weights(net: Network, path: str | Path) -> None:
+    """Write the network's state beside and rename it: a reader sees the old file or the new one, never half."""
+    target = Path(path)
+    beside = target.with_name(target.name + ".tmp")
+    state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
+    try:
+        save_file(state, beside, metadata={"model": net.name, "options": json.dumps(vars(net.options))})
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load_weights(net: Network, path: str | Path) -> None:
+    """Read a safetensors file into the network; every tensor must be there with its shape, or nothing is changed."""
+    source = Path(path)
+    if not source.is_file():
+        raise InputError(
+            f"no weights at {source}: the file is not there. Give a .safetensors file written by save_weights."
+        )
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{source} is not a readable safetensors file ({error}). Give a file written by save_weights."
+        ) from None
+    own = net.state_dict()
+    missing = [k for k in own if k not in state]
+    surplus = [k for k in state if k not in own]
+    differ = [k for k in own if k in state and state[k].shape != own[k].shape]
+    if missing or surplus or differ:
+        parts = [f"{len(missing)} tensors missing (first {missing[0]})"] if missing else []
+        parts += [f"{len(surplus)} not of this network (first {surplus[0]})"] if surplus else []
+        if differ:
+            k = differ[0]
+            parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
+        of = f" (it was written by {metadata['model']})" if "model" in metadata else ""
+        raise InputError(
+            f"{source}{of} does not fit this {net.name}: {'; '.join(parts)}. Create the model with the options it was trained with."
+        )
+    bad = [k for k, v in state.items() if v.is_floating_point() and not torch.isfinite(v).all()]
+    if bad:
+        raise InputError(
+            f"{source} holds NaN or Inf in {len(bad)} tensors (first {bad[0]}). Use an earlier checkpoint."
+        )
+    net.load_state_dict(state)

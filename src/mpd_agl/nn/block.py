@@ -1,0 +1,188 @@
+"""The seam that makes MPD-AGL work: a block that sees synapses, norm and neuron, and sets the surrogate's width from them.
+
+Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synapses. An input with one timestep and `num_steps` T stands for
+T equal ones: its convolution is computed once.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl import kernels
+from mpd_agl.core import SURROGATES
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.nn.methods import Method, get_method
+from mpd_agl.nn.neuron import Neuron
+from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.width import DeepTAGEWidth
+
+
+def over_time(module: nn.Module, x_TNC: Tensor) -> Tensor:
+    """Apply a module that knows no time: T is folded into the batch, one call for all steps."""
+    y: Tensor = module(x_TNC.flatten(0, 1))
+    return y.view(*x_TNC.shape[:2], *y.shape[1:])
+
+
+def out_features(synapses: nn.Module) -> int:
+    """Channels that a convolution or a linear layer gives."""
+    if isinstance(synapses, nn.Conv2d):
+        return synapses.out_channels
+    if isinstance(synapses, nn.Linear):
+        return synapses.out_features
+    raise InputError(f"synapses must be nn.Conv2d or nn.Linear, got {type(synapses).__name__}.")
+
+
+class Current(nn.Module):
+    """Synapses and tdBN without a neuron: a normalised current, to be added to another before one neuron (Zheng et al. 2021)."""
+
+    def __init__(self, conv: nn.Module | None, norm: TdBatchNorm) -> None:
+        super().__init__()
+        self.conv, self.norm = conv, norm
+
+    def forward(self, s_TNC: Tensor) -> Tensor:
+        """The current i_TNC."""
+        x_TNC = s_TNC if self.conv is None else over_time(self.conv, s_TNC)
+        i_TNC: Tensor = x_TNC if self.norm is None else self.norm(x_TNC)
+        return i_TNC
+
+
+class SpikingBlock(nn.Module):
+    """Synapses - tdBN - neuron, with the surrogate's width from the method's rule, through the fused step.
+
+    `synapses` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset.
+
+    >>> block = SpikingBlock(nn.Conv2d(3, 8, 3, padding=1, bias=False), method="mpd-agl")
+    >>> images = torch.randn(4, 3, 32, 32)
+    >>> block(images.unsqueeze(0), num_steps=2).shape
+    torch.Size([2, 4, 8, 32, 32])
+    """
+
+    def __init__(
+        self,
+        synapses: nn.Module,
+        *,
+        method: str | Method = "mpd-agl",
+        surrogate: str | None = None,
+        v_th: float = 0.5,
+        tau: float = 0.2,
+        alpha: float = 1.0,
+        detach_reset: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        rule = get_method(method)
+        if surrogate is not None and surrogate not in SURROGATES:
+            raise unknown_name("surrogate", surrogate, SURROGATES)
+        shape = rule.surrogate or surrogate or "rectangular"
+        if surrogate not in (None, shape):
+            raise InputError(
+                f"method {rule.name!r} has its own surrogate {shape!r}, got surrogate={surrogate!r}. Leave it out."
+            )
+        self.conv = synapses
+        self.norm: TdBatchNorm | None = TdBatchNorm(out_features(synapses), v_th=v_th, alpha=alpha)
+        self.neuron: Neuron = rule.neuron(
+            tau=tau, v_th=v_th, surrogate=shape, detach_reset=detach_reset, noise=rule.noise, backend=backend
+        )
+        self.width = rule.width()
+
+    def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
+        """The tdBN layers whose currents the neuron receives."""
+        return [n for n in (self.norm, add.norm if add is not None else None) if n is not None]
+
+    def kappa(self, num_steps: int, add: Current | None = None) -> Tensor:
+        """kappa_T from the parameters as they are now."""
+        kappa_T: Tensor = self.width(self.norms(add), self.neuron, num_steps)
+        return kappa_T
+
+    def forward(
+        self, s_SNC: Tensor, num_steps: int | None = None, *, add: Current | None = None, add_from: Tensor | None = None
+    ) -> Tensor:
+        """Spikes of T steps. `add(add_from)` is a second current, added before the neuron."""
+        T = num_steps or s_SNC.shape[0]
+        x_SNC = over_time(self.conv, s_SNC)
+        if not torch.is_grad_enabled():  # no gradient, no width: inference costs nothing
+            kappa_T = torch.ones(T, device=x_SNC.device)
+        else:
+            kappa_T = self.kappa(T, add)
+        if self.norm is None or add is not None or self.neuron.is_noisy:
+            i_SNC = x_SNC if self.norm is None else self.norm(x_SNC)
+            if add is not None and add_from is not None:
+                i_SNC = i_SNC + add(add_from)
+            spikes: Tensor = self.neuron(i_SNC, kappa_T)
+            return spikes
+        self.norm.check(x_SNC)
+        if isinstance(self.width, DeepTAGEWidth) and torch.is_grad_enabled():
+            kappa_T = self._kappa_from_potential(x_SNC, T, self.width)
+        s_TNC, mean_C, var_C = kernels.tdbn_neuron(
+            x_SNC,
+            self.norm.weight,
+            self.norm.bias,
+            self.norm.running_mean,
+            self.norm.running_var,
+            self.neuron.tau,
+            kappa_T,
+            num_steps=T,
+            batch_stats=self.training,
+            v_th=self.neuron.v_th,
+            alpha=self.norm.alpha,
+            eps=self.norm.eps,
+            surrogate=self.neuron.surrogate,
+            detach_reset=self.neuron.detach_reset,
+            backend=self.neuron.backend,
+        )
+        if self.training:
+            self.norm.track(mean_C, var_C, T * x_SNC[0].numel() // x_SNC.shape[2])
+        return s_TNC
+
+    @torch.no_grad()
+    def observe(self, x_SNC: Tensor, num_steps: int, kappa_T: Tensor) -> Tensor:
+        """`kernels.probe` of the synapses' output x, with the statistics this block would use now."""
+        norm, neuron = self.norm, self.neuron
+        C = x_SNC.shape[2]
+        if norm is None:
+            mean_C, scale_C, beta_C = x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C)
+        else:
+            mean_C, var_C = norm.running_mean, norm.running_var
+            if self.training:
+                mean_C, var_C = kernels.moments(x_SNC, backend=neuron.backend)
+            scale_C = norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps)
+            beta_C = norm.bias
+        return kernels.probe(
+            x_SNC, mean_C, scale_C, beta_C, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
+        )
+
+    def _kappa_from_potential(self, x_SNC: Tensor, num_steps: int, width: DeepTAGEWidth) -> Tensor:
+        sums = self.observe(x_SNC, num_steps, torch.ones(num_steps, device=x_SNC.device)).to(torch.float64)
+        return width.from_potential(sums[:, 3], sums[:, 2], x_SNC[0].numel(), self.neuron.v_th).float()
+
+
+class AnnBlock(nn.Module):
+    """The iso-architecture counterpart: synapses - batch norm - ReLU, no time."""
+
+    def __init__(self, synapses: nn.Module, *, activate: bool = True) -> None:
+        super().__init__()
+        self.conv = synapses
+        norm = nn.BatchNorm2d if isinstance(synapses, nn.Conv2d) else nn.BatchNorm1d
+        self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapses))
+        self.activate = activate
+
+    def forward(self, x_TNC: Tensor, num_steps: int | None = None) -> Tensor:
+        """Activations; `num_steps` is taken for the sake of the shared networks and means nothing here."""
+        y: Tensor = self.norm(self.conv(x_TNC.flatten(0, 1)))
+        if self.activate:
+            y = torch.relu(y)
+        return y.view(*x_TNC.shape[:2], *y.shape[1:])
+
+
+class Readout(nn.Module):
+    """The last linear layer at each timestep: logits_TNK, no leak and no firing. Eq. 9 is their mean over T."""
+
+    def __init__(self, in_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes)
+
+    def forward(self, s_TNF: Tensor) -> Tensor:
+        """logits_TNK."""
+        logits: Tensor = self.linear(s_TNF)
+        return logits

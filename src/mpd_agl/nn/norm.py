@@ -1,0 +1,82 @@
+"""tdBN as a module: torch's batch-norm state (weight, bias, running statistics) with the threshold in the scale."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpd_agl.core import update_running
+from mpd_agl.errors import InputError
+
+
+class TdBatchNorm(nn.Module):
+    """Threshold-dependent batch norm over time, batch and space (Eq. 4-5), for (T, N, C) and (T, N, C, H, W).
+
+    `i = weight * alpha * v_th * (x - mean)/sqrt(var + eps) + bias`. `weight` starts at 1 and `bias` at 0, as in the paper.
+
+    >>> TdBatchNorm(8)(torch.randn(2, 4, 8, 16, 16)).shape
+    torch.Size([2, 4, 8, 16, 16])
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self, num_features: int, *, v_th: float = 0.5, alpha: float = 1.0, eps: float = 1e-5, momentum: float = 0.1
+    ) -> None:
+        super().__init__()
+        if v_th <= 0:
+            raise InputError(f"v_th must be positive, got {v_th}. The paper uses 0.5.")
+        self.num_features, self.v_th, self.alpha, self.eps, self.momentum = num_features, v_th, alpha, eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def check(self, x_TNC: Tensor) -> None:
+        """Refuse a wrong rank, a wrong number of channels, and batch statistics of a single value."""
+        if x_TNC.dim() not in (3, 5) or x_TNC.shape[2] != self.num_features:
+            raise InputError(
+                f"tdBN over {self.num_features} channels takes (T, N, {self.num_features}) or (T, N, {self.num_features}, H, W), "
+                f"got {tuple(x_TNC.shape)}."
+            )
+        if self.training and x_TNC.numel() == x_TNC.shape[2]:
+            raise InputError(
+                "batch statistics need at least 2 values per channel, got 1. "
+                "Train with a larger batch, or call net.eval() to use the running statistics."
+            )
+
+    @torch.no_grad()
+    def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
+        """Update the running statistics from a batch's moments over `count` values per channel."""
+        mean, var = update_running(self.running_mean, self.running_var, mean_C, var_C, count, self.momentum)
+        self.running_mean.copy_(mean)
+        self.running_var.copy_(var)
+        self.num_batches_tracked.add_(1)
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """`scale_C, shift_C` of evaluation, `i = x * scale + shift`: what is folded into a convolution."""
+        scale_C = self.weight * (self.alpha * self.v_th) * torch.rsqrt(self.running_var + self.eps)
+        return scale_C, self.bias - self.running_mean * scale_C
+
+    def forward(self, x_TNC: Tensor) -> Tensor:
+        """The normalised current; batch statistics while training, running ones in evaluation."""
+        self.check(x_TNC)
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        i = F.batch_norm(
+            x_TNC.flatten(0, 1),
+            self.running_mean,
+            self.running_var,
+            self.weight * (self.alpha * self.v_th),
+            self.bias,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        return i.view(x_TNC.shape)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"{self.num_features}, v_th={self.v_th}, alpha={self.alpha}"
