@@ -108,7 +108,9 @@ def worker(a):
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        print(json.dumps({"times": times, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True)
+        print(
+            json.dumps({"times": times, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True
+        )
 
 
 def main():
@@ -162,7 +164,9 @@ def main():
         }
     header = f"{a.model}, width {a.width:g}, T={a.num_steps}, batch {a.batch}, float32, {a.threads} threads, {a.method}"
     print(f"{header}; {a.rounds} rounds of {a.steps} steps, medians")
-    print(f"{'contender':14} {'time / ' + base:>14} {'memory / ' + base:>16} {'ms/image':>9} {'min-max':>15} {'peak MB':>8}")
+    print(
+        f"{'contender':14} {'time / ' + base:>14} {'memory / ' + base:>16} {'ms/image':>9} {'min-max':>15} {'peak MB':>8}"
+    )
     for name, r in result.items():
         comparable = name in ("ann", "convs") or abs(r["first_losses"][0] - first[base][0]) < 1e-4 * abs(first[base][0])
         time_ratio = f"{r['ms_per_image'] / result[base]['ms_per_image']:.2f}" if comparable else "losses differ"

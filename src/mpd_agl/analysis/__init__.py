@@ -1,1 +1,18 @@
-"""The analysis room."""
+"""Looking at a network without touching it: operations, energy, firing rates, gradient availability, moments."""
+
+from mpd_agl.analysis.energy import Activity, EnergyReport, LayerEnergy, energy, measure_activity
+from mpd_agl.analysis.monitor import LayerSnapshot, Monitor, Snapshot
+from mpd_agl.analysis.operations import LayerOps, count_operations
+
+__all__ = [
+    "Activity",
+    "EnergyReport",
+    "LayerEnergy",
+    "LayerOps",
+    "LayerSnapshot",
+    "Monitor",
+    "Snapshot",
+    "count_operations",
+    "energy",
+    "measure_activity",
+]

@@ -90,8 +90,11 @@ class SpikingBlock(nn.Module):
         """The tdBN layers whose currents the neuron receives."""
         return [n for n in (self.norm, add.norm if add is not None else None) if n is not None]
 
-    def kappa(self, num_steps: int, add: Current | None = None) -> Tensor:
-        """kappa_T from the parameters as they are now."""
+    def kappa(self, num_steps: int, *, add: Current | None = None, x_SNC: Tensor | None = None) -> Tensor:
+        """kappa_T from the parameters as they are now and, for a rule that needs the potentials, from the synapses' output x."""
+        if isinstance(self.width, DeepTAGEWidth) and x_SNC is not None:
+            sums_T6 = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device))
+            return self.width.from_potential(sums_T6[:, 3], sums_T6[:, 2], x_SNC[0].numel(), self.neuron.v_th).float()
         kappa_T: Tensor = self.width(self.norms(add), self.neuron, num_steps)
         return kappa_T
 
@@ -104,7 +107,7 @@ class SpikingBlock(nn.Module):
         if not torch.is_grad_enabled():  # no gradient, no width: inference costs nothing
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
-            kappa_T = self.kappa(T, add)
+            kappa_T = self.kappa(T, add=add, x_SNC=x_SNC)
         if self.norm is None or add is not None or self.neuron.is_noisy:
             i_SNC = x_SNC if self.norm is None else self.norm(x_SNC)
             if add is not None and add_from is not None:
@@ -112,8 +115,6 @@ class SpikingBlock(nn.Module):
             spikes: Tensor = self.neuron(i_SNC, kappa_T)
             return spikes
         self.norm.check(x_SNC)
-        if isinstance(self.width, DeepTAGEWidth) and torch.is_grad_enabled():
-            kappa_T = self._kappa_from_potential(x_SNC, T, self.width)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
             self.norm.weight,
@@ -136,8 +137,8 @@ class SpikingBlock(nn.Module):
         return s_TNC
 
     @torch.no_grad()
-    def observe(self, x_SNC: Tensor, num_steps: int, kappa_T: Tensor) -> Tensor:
-        """`kernels.probe` of the synapses' output x, with the statistics this block would use now."""
+    def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
+        """`kernels.probe` of the synapses' output x over T = len(kappa_T) steps, with the statistics that this block uses now."""
         norm, neuron = self.norm, self.neuron
         C = x_SNC.shape[2]
         if norm is None:
@@ -151,10 +152,6 @@ class SpikingBlock(nn.Module):
         return kernels.probe(
             x_SNC, mean_C, scale_C, beta_C, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
         )
-
-    def _kappa_from_potential(self, x_SNC: Tensor, num_steps: int, width: DeepTAGEWidth) -> Tensor:
-        sums = self.observe(x_SNC, num_steps, torch.ones(num_steps, device=x_SNC.device)).to(torch.float64)
-        return width.from_potential(sums[:, 3], sums[:, 2], x_SNC[0].numel(), self.neuron.v_th).float()
 
 
 class AnnBlock(nn.Module):

@@ -38,7 +38,9 @@ def fold(net: Net) -> Net:
             module.norm = None
         elif isinstance(module, AnnBlock) and not isinstance(module.norm, nn.Identity):
             norm = module.norm
-            assert norm.weight is not None and norm.running_var is not None and norm.running_mean is not None
+            assert norm.weight is not None
+            assert norm.running_var is not None
+            assert norm.running_mean is not None
             scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
             module.conv = _folded(module.conv, scale_C, norm.bias - norm.running_mean * scale_C)
             module.norm = nn.Identity()

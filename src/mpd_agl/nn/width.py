@@ -18,9 +18,7 @@ from mpd_agl.nn.norm import TdBatchNorm
 
 
 class Width(nn.Module):
-    """Base of the rules. `needs_potential` marks a rule that looks at the potentials themselves (`from_potential`)."""
-
-    needs_potential = False
+    """Base of the rules."""
 
     def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
         """kappa_T on the neuron's device."""
@@ -154,8 +152,6 @@ class SlopeWidth(Width):
 
 class DeepTAGEWidth(Width):
     """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves."""
-
-    needs_potential = True
 
     def __init__(self, weight: float = 0.25) -> None:
         super().__init__()

@@ -1,0 +1,168 @@
+"""Monitors: where gradients live and die, per layer and timestep. Read-only, attachable to any training loop, cheap.
+
+A snapshot is taken from the forward pass of every `every`-th step: firing rates, the share of neurons in the gradient-available interval,
+kappa, and the measured moments of current and potential beside those that Theorems 1 and 2 predict.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl import kernels
+from mpd_agl.core.mpd import Moments
+from mpd_agl.errors import InputError
+from mpd_agl.nn import Current, SpikingBlock, predicted_moments
+
+
+@dataclass(frozen=True)
+class LayerSnapshot:
+    """One layer at one step. `_T` lists have one value per timestep; `predicted_*` come from gamma, beta and tau alone."""
+
+    rate_T: list[float]
+    """Share of neurons that fire."""
+    available_T: list[float]
+    """Share of neurons with |v - v_th| < kappa/2: those that a gradient can pass."""
+    kappa_T: list[float]
+    mean_T: list[float]
+    """Mean of the membrane potential before reset."""
+    var_T: list[float]
+    predicted_mean_T: list[float]
+    """Theorem 2, the paper's moments."""
+    predicted_var_T: list[float]
+    exact_mean_T: list[float]
+    """Theorem 2 with the exact mixture moments."""
+    exact_var_T: list[float]
+    input_mean: float
+    """Mean of the pre-synaptic input over all timesteps (Theorem 1's subject)."""
+    input_var: float
+    rate_in: float
+    """Share of inputs that are not zero."""
+    tau: float
+    gamma_bar: float
+    gamma_rms: float
+    beta_bar: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All layers at one step, in network order."""
+
+    step: int
+    layers: dict[str, LayerSnapshot]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"step": self.step, "layers": {n: asdict(s) for n, s in self.layers.items()}}
+
+
+class Monitor:
+    """Collects snapshots from a network made of `SpikingBlock`s, in anyone's own loop.
+
+    >>> from mpd_agl.models import create_model
+    >>> net = create_model("cnn8", width=0.125, image_size=16)
+    >>> monitor = Monitor(net, every=1)
+    >>> _ = net(torch.randn(4, 3, 16, 16)), monitor.step()
+    >>> list(monitor.history[-1].layers)[:2], len(monitor.history[-1].layers["conv1"].kappa_T)
+    (['conv1', 'conv2'], 2)
+    """
+
+    def __init__(self, net: nn.Module, every: int = 50) -> None:
+        if every < 1:
+            raise InputError(f"every must be at least 1, got {every}. 50 costs under 3 percent of training time.")
+        self.every, self.steps = every, 0
+        self.history: list[Snapshot] = []
+        self._layers: dict[str, LayerSnapshot] = {}
+        self._seen: dict[SpikingBlock, dict[str, Any]] = {}
+        self._handles: list[Any] = []
+        blocks = {n: m for n, m in net.named_modules() if isinstance(m, SpikingBlock)}
+        if not blocks:
+            raise InputError("Monitor found no SpikingBlock in this network. Build it from mpd_agl.nn.SpikingBlock.")
+        for name, block in blocks.items():
+            self._attach(name, block)
+
+    @property
+    def active(self) -> bool:
+        """Whether the coming forward pass is looked at."""
+        return self.steps % self.every == 0
+
+    def step(self) -> Snapshot | None:
+        """Call once after each training step; returns the snapshot of that step, if one was taken."""
+        taken = None
+        if self._layers:
+            taken = Snapshot(self.steps, self._layers)
+            self.history.append(taken)
+            self._layers = {}
+        self.steps += 1
+        return taken
+
+    def close(self) -> None:
+        """Detach from the network."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _attach(self, name: str, block: SpikingBlock) -> None:
+        def synapses_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self.active:
+                self._seen[block] = {"input": inputs[0].detach(), "output": output.detach()}
+
+        def neuron_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self.active:
+                self._seen[block]["current"] = inputs[0].detach()
+
+        def block_ran(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
+            if self.active and block in self._seen:
+                self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"))
+
+        self._handles += [
+            block.conv.register_forward_hook(synapses_ran),
+            block.neuron.register_forward_hook(neuron_ran),
+            block.register_forward_hook(block_ran, with_kwargs=True),
+        ]
+
+
+@torch.no_grad()
+def _look(block: SpikingBlock, seen: dict[str, Any], shape: torch.Size, add: Current | None) -> LayerSnapshot:
+    T, N = shape[:2]
+    y = seen["output"]
+    x_SNC = y.view(y.shape[0] // N, N, *y.shape[1:])
+    kappa_T = block.kappa(T, add=add, x_SNC=x_SNC)
+    if "current" in seen:  # the neuron was handed a current: a sum of two, or a folded network's
+        i_SNC = seen["current"]
+        zero_C, one_C = i_SNC.new_zeros(i_SNC.shape[2]), i_SNC.new_ones(i_SNC.shape[2])
+        neuron = block.neuron
+        sums_T6 = kernels.probe(
+            i_SNC, zero_C, one_C, zero_C, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
+        )
+    else:
+        sums_T6 = block.observe(x_SNC, kappa_T)
+    means_T6 = sums_T6 / (shape.numel() // T)
+    norms = block.norms(add)
+    gamma_C = torch.cat([n.weight for n in norms]) if norms else torch.ones(1)
+    beta_C = torch.cat([n.bias for n in norms]) if norms else torch.zeros(1)
+    input_mean, input_square = means_T6[:, 4].mean(), means_T6[:, 5].mean()
+    moments: dict[Moments, tuple[list[float], list[float]]] = {"paper": ([], []), "exact": ([], [])}
+    for kind in moments:
+        if norms:
+            mean_T, std_T = predicted_moments(norms, block.neuron, T, kind)
+            moments[kind] = (mean_T.tolist(), std_T.square().tolist())
+    return LayerSnapshot(
+        rate_T=means_T6[:, 0].tolist(),
+        available_T=means_T6[:, 1].tolist(),
+        kappa_T=kappa_T.tolist(),
+        mean_T=means_T6[:, 2].tolist(),
+        var_T=(means_T6[:, 3] - means_T6[:, 2] ** 2).tolist(),
+        predicted_mean_T=moments["paper"][0],
+        predicted_var_T=moments["paper"][1],
+        exact_mean_T=moments["exact"][0],
+        exact_var_T=moments["exact"][1],
+        input_mean=float(input_mean),
+        input_var=float(input_square - input_mean**2),
+        rate_in=float(torch.count_nonzero(seen["input"])) / seen["input"].numel(),
+        tau=float(block.neuron.tau),
+        gamma_bar=float(gamma_C.mean()),
+        gamma_rms=float(gamma_C.square().mean().sqrt()),
+        beta_bar=float(beta_C.mean()),
+    )

@@ -1,0 +1,132 @@
+"""`mpd-agl energy MODEL`: operations and energy per layer and in total, the ANN beside it."""
+
+import argparse
+import json
+from pathlib import Path
+
+from mpd_agl.errors import InputError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = argparse.ArgumentParser(
+        prog="mpd-agl energy",
+        description="Operations and energy of one inference, per layer and in total, with the iso-architecture ANN beside it.",
+    )
+    p.add_argument("model", metavar="MODEL", help="a network's name, e.g. resnet19")
+    p.add_argument("--num-steps", type=int, metavar="T", help="timesteps (default: the network's own)")
+    p.add_argument("--dataset-shape", metavar="C,H,W", help="input shape, e.g. 3,32,32 (default: the network's own)")
+    p.add_argument("--num-classes", type=int, help="classes (default: the network's own)")
+    p.add_argument("--width", type=float, default=1.0, help="multiplies every layer's channels (default 1)")
+    p.add_argument("--method", default="mpd-agl", help="method, e.g. mpd-agl, lsg, stbp-tdbn (default mpd-agl)")
+    p.add_argument(
+        "--checkpoint", type=Path, metavar="RUN", help="weights: a .safetensors file, or a run folder that holds one"
+    )
+    p.add_argument("--samples", type=int, default=8, help="inputs that the firing rates are measured on (default 8)")
+    p.add_argument("--seed", type=int, default=0, help="seed of those inputs (default 0)")
+    p.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return p
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """`C,H,W` as channels and size; the networks take square inputs."""
+    parts = text.split(",")
+    if len(parts) != 3 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+        raise InputError(f"--dataset-shape must be three whole numbers C,H,W, got {text!r}. CIFAR-10 is 3,32,32.")
+    channels, height, width = (int(p) for p in parts)
+    if height != width:
+        raise InputError(
+            f"--dataset-shape must be square, got {height} x {width}. Resize the input, or give C,{height},{height}."
+        )
+    return channels, height
+
+
+def run(argv: list[str]) -> int:
+    """Count, measure rates, print."""
+    a = parser().parse_args(argv)
+    if a.samples < 1:
+        raise InputError(f"--samples must be at least 1, got {a.samples}.")
+    options = {"width": a.width, "method": a.method}
+    if a.num_steps is not None:
+        options["num_steps"] = a.num_steps
+    if a.num_classes is not None:
+        options["num_classes"] = a.num_classes
+    if a.dataset_shape is not None:
+        options["in_channels"], options["image_size"] = parse_shape(a.dataset_shape)
+
+    import torch
+
+    from mpd_agl.analysis import energy, measure_activity
+    from mpd_agl.models import create_model, load_weights
+
+    torch.manual_seed(a.seed)
+    net = create_model(a.model, **options)
+    if a.checkpoint is not None:
+        load_weights(net, weights_in(a.checkpoint))
+    o = net.options
+    frames = o.in_channels == 2  # event data: two polarities
+    shape = (a.samples, o.in_channels, o.image_size, o.image_size)
+    x = torch.randint(0, 2, (o.num_steps, *shape)).float() if frames else torch.randn(shape)
+    if a.checkpoint is None:
+        # an untrained network's running statistics are not those of its currents: let two batches set them
+        with torch.no_grad():
+            net.train()
+            for norm in (m for m in net.modules() if hasattr(m, "momentum")):
+                norm.momentum = 1.0
+            net(x if a.samples > 1 else torch.cat([x, x], dim=-4))
+    source = "trained weights" if a.checkpoint else "untrained weights"
+    rates_from = f"{source}, {a.samples} random inputs, seed {a.seed}"
+    report = energy(net, measure_activity(net, x), rates_from=rates_from, static_input=not frames)
+    if a.json:
+        print(json.dumps(report.to_dict(), indent=1))
+        return 0
+    print_table(report, a.checkpoint is not None)
+    return 0
+
+
+def weights_in(path: Path) -> Path:
+    """The weights that `--checkpoint` names: the file itself, or the newest in a run folder."""
+    if path.is_dir():
+        found = sorted(path.rglob("*.safetensors"), key=lambda f: f.stat().st_mtime)
+        models = [f for f in found if "model" in f.name] or found
+        if not models:
+            raise InputError(
+                f"no weights in {path}: no .safetensors file. Give a run folder of `mpd-agl train`, or a file."
+            )
+        return models[-1]
+    return path
+
+
+def print_table(report: "EnergyReport", trained: bool) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """The table as a person reads it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True)
+    table = Table(title=f"{report.model}, T={report.num_steps}: operations of one inference (millions)")
+    for name in ("layer", "input", "rate in", "MACs (ANN)", "additions", "multiplies", "uJ"):
+        table.add_column(name, justify="left" if name in ("layer", "input") else "right")
+    for r in report.rows:
+        rate = "" if r.rate_in is None or r.values_in == "real" else f"{100 * r.rate_in:.1f} %"
+        uj = (r.additions * 0.9 + r.multiplies * 4.6) * 1e-6
+        cells = (r.macs, r.additions, r.multiplies)
+        table.add_row(r.name, r.values_in, rate, *(f"{v / 1e6:.2f}" if v else "" for v in cells), f"{uj:.2f}")
+    console.print(table)
+    totals = Table(title="in total")
+    for name in ("count", "#Add. (M)", "#Multi. (M)", "energy (mJ)", "of the ANN"):
+        totals.add_column(name, justify="left" if name == "count" else "right")
+    ann = f"{report.ann_macs / 1e6:.2f}"
+    totals.add_row("ANN, same architecture", ann, ann, f"{report.ann_mj:.2f}", "100 %")
+    for name, t in report.totals().items():
+        share = f"{100 * t['mj'] / report.ann_mj:.1f} %"
+        totals.add_row(
+            f"SNN, {name}", f"{t['additions'] / 1e6:.2f}", f"{t['multiplies'] / 1e6:.2f}", f"{t['mj']:.3f}", share
+        )
+    console.print(totals)
+    console.print(
+        "paper: every hidden layer is additions. strict: a layer whose input is not 0/1 is multiply-accumulates. "
+        "0.9 pJ per addition, 4.6 pJ per multiply-accumulate (45 nm)."
+    )
+    console.print(
+        f"firing rates: {report.rates_from}." + ("" if trained else " A trained network fires less; give --checkpoint.")
+    )
