@@ -30,7 +30,9 @@ def read_aedat(path: Path, *, transpose: bool = False) -> EventStream:
     """Read one recording: columns from the left, rows from the top, as jAER shows it. `transpose` exchanges rows and columns."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size:,} bytes, more than a recording of CIFAR10-DVS. Get the official file.")
+            raise InputError(
+                f"{path} has {path.stat().st_size:,} bytes, more than a recording of CIFAR10-DVS. Get the official file."
+            )
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}). Check --data-dir.") from error
@@ -41,7 +43,9 @@ def decode_aedat(content: bytes, path: Path, *, transpose: bool = False) -> Even
     """Decode the bytes of a file; `path` is what an error calls them."""
     if not content.startswith(VERSION):
         got = content[:14].split(b"\r")[0].split(b"\n")[0]
-        raise InputError(f"{path} is no AEDAT 2.0 file: it begins with {got!r}, not {VERSION!r}. Get the official file.")
+        raise InputError(
+            f"{path} is no AEDAT 2.0 file: it begins with {got!r}, not {VERSION!r}. Get the official file."
+        )
     start = 0
     while content[start : start + 1] == b"#":  # an address cannot begin with '#': its first two bytes are 0
         end = content.find(b"\n", start)
@@ -50,7 +54,9 @@ def decode_aedat(content: bytes, path: Path, *, transpose: bool = False) -> Even
         start = end + 1
     size = len(content) - start
     if size % 8:
-        raise InputError(f"{path} is cut short: {size:,} bytes of events are no multiple of 8. Get the recording again.")
+        raise InputError(
+            f"{path} is cut short: {size:,} bytes of events are no multiple of 8. Get the recording again."
+        )
     words_E2 = np.frombuffer(content, ">i4", offset=start).reshape(-1, 2)
     address_E = words_E2[:, 0].astype(np.int64)
     outside = np.flatnonzero(address_E >> 16)
@@ -84,8 +90,14 @@ def write_aedat(path: Path, events: EventStream, *, transpose: bool = False) -> 
         raise InputError(f"a DVS128 has 128x128 pixels, got {events.width}x{events.height}. Resize the events first.")
     words_E2 = np.empty((len(events), 2), ">i4")
     words_E2[:, 0] = (
-        ((SIDE - 1 - row_E.astype(np.int64)) << 8) | ((SIDE - 1 - column_E.astype(np.int64)) << 1) | (1 - events.p_E.astype(np.int64))
+        ((SIDE - 1 - row_E.astype(np.int64)) << 8)
+        | ((SIDE - 1 - column_E.astype(np.int64)) << 1)
+        | (1 - events.p_E.astype(np.int64))
     )
     words_E2[:, 1] = events.t_E
-    lines = (VERSION, b"# This is a raw AE data file - do not edit", b"# Data format is int32 address, int32 timestamp (8 bytes total)")
+    lines = (
+        VERSION,
+        b"# This is a raw AE data file - do not edit",
+        b"# Data format is int32 address, int32 timestamp (8 bytes total)",
+    )
     path.write_bytes(b"".join(line + b"\r\n" for line in lines) + words_E2.tobytes())

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -72,6 +72,24 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Give a folder under `parent` that is gone when the block ends, however it ends."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".scratch.", suffix=".part", dir=parent))
+    except OSError as error:
+        raise InputError(f"cannot write {parent}: {error.strerror}. Choose another folder with --cache-dir.") from error
+    try:
+        yield scratch
+    except OSError as error:
+        raise InputError(
+            f"cannot write {parent}: {error.strerror or error}. Free some space or choose another folder with --cache-dir."
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _sync(folder: Path) -> None:
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -90,10 +108,11 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-def unpack(archive: Path, target: Path, limits: Limits = DEFAULT_LIMITS) -> Path:
-    """Unpack a .tar, .tar.gz or .zip into the new folder `target`, and return it."""
+def unpack(archives: Iterable[Path], target: Path, limits: Limits = DEFAULT_LIMITS) -> Path:
+    """Unpack .tar, .tar.gz or .zip files together into the new folder `target`, and return it."""
     with new_folder(target) as scratch:
-        extract(archive, scratch, limits)
+        for archive in archives:
+            extract(archive, scratch, limits)
     return target
 
 
@@ -160,7 +179,9 @@ def _inside(archive: Path, folder: Path, name: str) -> Path:
     """The place of a member under `folder`; refuses every name that leads out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name:
-        raise InputError(f"{archive} holds the member {name[:80]!r}, which leads out of its folder. Get the official file.")
+        raise InputError(
+            f"{archive} holds the member {name[:80]!r}, which leads out of its folder. Get the official file."
+        )
     return folder.joinpath(*path.parts)
 
 
@@ -190,7 +211,9 @@ def _extract_zip(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter) -> 
             place = _inside(archive, folder, info.filename)
             mode = info.external_attr >> 16
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise InputError(f"{archive} holds the member {info.filename[:80]!r}, a link or a device. Get the official file.")
+                raise InputError(
+                    f"{archive} holds the member {info.filename[:80]!r}, a link or a device. Get the official file."
+                )
             if info.is_dir():
                 place.mkdir(parents=True, exist_ok=True)
                 continue
@@ -232,7 +255,9 @@ def _extract_tar(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter, *, 
                         f"{archive} is cut short: {info.name!r} has {size:,} of {info.size:,} bytes. Get the file again."
                     )
             else:
-                raise InputError(f"{archive} holds the member {info.name[:80]!r}, a link or a device. Get the official file.")
+                raise InputError(
+                    f"{archive} holds the member {info.name[:80]!r}, a link or a device. Get the official file."
+                )
     while plain.read(CHUNK):  # reach the checksum at the end of the gzip stream
         meter.add(CHUNK)
     if meter.members == 0:

@@ -79,7 +79,9 @@ def files(form: str, place: Path, layout: Layout) -> list[Path]:
         paths += [place / name for name in _SHEET_LABELS.values()]
     for path in paths:
         if not path.is_file():
-            raise InputError(f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive again.")
+            raise InputError(
+                f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive again."
+            )
     return paths
 
 
@@ -100,7 +102,9 @@ def _split(
     for name, y_N in zip(names, labels, strict=True):
         if len(y_N) and (y_N.min() < 0 or y_N.max() >= len(classes)):
             bad = int(y_N.min()) if y_N.min() < 0 else int(y_N.max())
-            raise InputError(f"{place / name} holds the label {bad}, outside 0..{len(classes) - 1}. Get the official file.")
+            raise InputError(
+                f"{place / name} holds the label {bad}, outside 0..{len(classes) - 1}. Get the official file."
+            )
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         for name in names:
@@ -141,7 +145,9 @@ def _read_python(place: Path, layout: Layout, split: str, classes: tuple[str, ..
         title = batch.get("batch_label", b"")
         title = title.decode("latin1") if isinstance(title, bytes) else str(title)
         if title.split(" ", 1)[0] in {"training", "testing"} - {kind}:
-            raise InputError(f"{place / name} calls itself {title!r}: training and test files were swapped. Get the official archive.")
+            raise InputError(
+                f"{place / name} calls itself {title!r}: training and test files were swapped. Get the official archive."
+            )
         labels.append(y_N)
     return _split(place, names, labels, classes, lambda path: _planes_to_images(planes[path]))
 
@@ -149,7 +155,9 @@ def _read_python(place: Path, layout: Layout, split: str, classes: tuple[str, ..
 def _binary_rows(path: Path, label_bytes: int) -> NDArray[np.uint8]:
     row, size = label_bytes + PLANE, path.stat().st_size
     if size == 0 or size % row:
-        raise InputError(f"{path} has {size:,} bytes, not a multiple of {row:,}: it is cut short or of another kind. Get the file again.")
+        raise InputError(
+            f"{path} has {size:,} bytes, not a multiple of {row:,}: it is cut short or of another kind. Get the file again."
+        )
     return np.memmap(path, np.uint8, "r").reshape(-1, row)
 
 
@@ -171,7 +179,9 @@ def _sheet(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path, formats=["PNG"]) as image:
             if image.width != SIDE * SIDE or image.mode not in ("RGB", "RGBA"):
-                raise InputError(f"{path} is a {image.mode} image {image.width} wide, expected RGB 1024 wide. Get the package again.")
+                raise InputError(
+                    f"{path} is a {image.mode} image {image.width} wide, expected RGB 1024 wide. Get the package again."
+                )
             x_NPC = np.asarray(image.convert("RGB"))
     except InputError:
         raise

@@ -43,7 +43,9 @@ def files(place: Path) -> list[Path]:
             path = _file(place, stem)
             if path is None:
                 axes = 3 if stem.endswith("images") else 1
-                raise InputError(f"there is no {stem}-idx{axes}-ubyte[.gz] in {place}. Put the four official files there.")
+                raise InputError(
+                    f"there is no {stem}-idx{axes}-ubyte[.gz] in {place}. Put the four official files there."
+                )
             found.append(path)
     return found
 
@@ -72,7 +74,9 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         size *= n
     expected += size
     if len(content) != expected or size == 0:
-        raise InputError(f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. Get the file again.")
+        raise InputError(
+            f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. Get the file again."
+        )
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
 
@@ -88,9 +92,13 @@ def _split(images: Path, labels: Path, classes: tuple[str, ...], side: int) -> P
         raise InputError(f"{labels} holds the label {y_N.max()}, outside 0..{len(classes) - 1}. Get the official file.")
     x_NHW = read_idx(images, 3)
     if x_NHW.shape[1:] != (side, side):
-        raise InputError(f"{images} holds images of {x_NHW.shape[1]}x{x_NHW.shape[2]} pixels, expected {side}x{side}. Get the official file.")
+        raise InputError(
+            f"{images} holds images of {x_NHW.shape[1]}x{x_NHW.shape[2]} pixels, expected {side}x{side}. Get the official file."
+        )
     if len(x_NHW) != len(y_N):
-        raise InputError(f"{images} holds {len(x_NHW):,} images, {labels.name} {len(y_N):,} labels: training and test files are mixed.")
+        raise InputError(
+            f"{images} holds {len(x_NHW):,} images, {labels.name} {len(y_N):,} labels: training and test files are mixed."
+        )
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(images), x_NHW[..., None]

@@ -57,7 +57,11 @@ def split_index(split: str) -> NDArray[np.int64]:
 def read(classes: tuple[str, ...]) -> dict[str, Pixels]:
     """Both splits."""
     x_NHW, y_N = images(), labels()
-    return {split: _split(x_NHW[index], y_N[index], classes) for split in ("train", "test") for index in [split_index(split)]}
+    return {
+        split: _split(x_NHW[index], y_N[index], classes)
+        for split in ("train", "test")
+        for index in [split_index(split)]
+    }
 
 
 def _split(x_NHW: NDArray[np.uint8], y_N: NDArray[np.int64], classes: tuple[str, ...]) -> Pixels:

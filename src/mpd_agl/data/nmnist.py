@@ -20,7 +20,9 @@ def read_bin(path: Path) -> EventStream:
     """Read one recording."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size:,} bytes, more than a recording of N-MNIST. Get the official file.")
+            raise InputError(
+                f"{path} has {path.stat().st_size:,} bytes, more than a recording of N-MNIST. Get the official file."
+            )
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}). Check --data-dir.") from error
@@ -49,7 +51,9 @@ def decode_bin(content: bytes, path: Path) -> EventStream:
 def write_bin(path: Path, events: EventStream) -> None:
     """Write events in the original format: the inverse of `read_bin`."""
     if len(events) and (events.t_E.max() >= 1 << 23 or events.t_E.min() < 0):
-        raise InputError(f"{path}: N-MNIST keeps 23 bits of microseconds, got {events.t_E.max()} us. Shift or cut the recording.")
+        raise InputError(
+            f"{path}: N-MNIST keeps 23 bits of microseconds, got {events.t_E.max()} us. Shift or cut the recording."
+        )
     bytes_E5 = np.empty((len(events), 5), np.uint8)
     bytes_E5[:, 0], bytes_E5[:, 1] = events.x_E, events.y_E
     bytes_E5[:, 2] = (events.p_E.astype(np.int64) << 7) | (events.t_E >> 16)

@@ -33,7 +33,10 @@ class Recordings:
     def take(self, indices: NDArray[np.int64]) -> "Recordings":
         """Some of the recordings, in the order given."""
         return Recordings(
-            paths=tuple(self.paths[i] for i in indices), y_N=self.y_N[indices], read_file=self.read_file, origin=self.origin
+            paths=tuple(self.paths[i] for i in indices),
+            y_N=self.y_N[indices],
+            read_file=self.read_file,
+            origin=self.origin,
         )
 
 
@@ -50,7 +53,9 @@ def list_recordings(
         except OSError:
             found = []
         if not found:
-            raise InputError(f"{place} is missing or holds no {suffix} file. Put the recordings of class {name!r} there.")
+            raise InputError(
+                f"{place} is missing or holds no {suffix} file. Put the recordings of class {name!r} there."
+            )
         paths += sorted(found, key=_number)
         labels += [label] * len(found)
     return Recordings(paths=tuple(paths), y_N=np.array(labels, np.int64), read_file=read_file, origin=str(folder))

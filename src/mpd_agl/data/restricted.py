@@ -136,7 +136,9 @@ def read_plain_pickle(path: Path) -> Any:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size:,} bytes, more than any CIFAR file. Get the official file.")
+            raise InputError(
+                f"{path} has {path.stat().st_size:,} bytes, more than any CIFAR file. Get the official file."
+            )
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}. Check --data-dir.") from error

@@ -37,6 +37,8 @@ class Pixels:
     parts: Callable[[], Iterator[tuple[str, NDArray[np.uint8]]]]
     origin: str
     """Where the split was read, for errors and records."""
+    encoded_sha256: Callable[[], str] | None = None
+    """sha256 of the image files themselves, in order, where decoding is not exact (JPEG)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,9 @@ def open_split(root: Path, split: str) -> Stored:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder} is not a converted data set ({error}). {again}") from error
     if size != np.prod(shape, dtype=np.int64):
-        raise InputError(f"{folder / 'pixels.u8'} has {size:,} bytes, expected {np.prod(shape, dtype=np.int64):,}. {again}")
+        raise InputError(
+            f"{folder / 'pixels.u8'} has {size:,} bytes, expected {np.prod(shape, dtype=np.int64):,}. {again}"
+        )
     if len(labels) != 8 * shape[0] or hashlib.sha256(labels).hexdigest() != header.get("labels_sha256"):
         raise InputError(f"{folder / 'labels.i64'} is damaged: its content is not the one that was written. {again}")
     y_N = np.frombuffer(labels, "<i8").astype(np.int64)

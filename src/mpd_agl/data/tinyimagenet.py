@@ -4,6 +4,7 @@ Classes are the 200 WordNet ids in sorted order. Images are ordered by class and
 serves as test set: the official test images have no public labels).
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,21 +30,30 @@ def find(folder: Path) -> Path | None:
 
 def markers(place: Path) -> list[Path]:
     """Files and folders whose times change when the set does: 203 entries instead of 110,000."""
-    return [place / "wnids.txt", place / "val" / "val_annotations.txt", place / "val" / "images", *sorted(place.glob("train/*/images"))]
+    return [
+        place / "wnids.txt",
+        place / "val" / "val_annotations.txt",
+        place / "val" / "images",
+        *sorted(place.glob("train/*/images")),
+    ]
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}). Get the official archive again.") from error
+        raise InputError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}). Get the official archive again."
+        ) from error
 
 
 def read(place: Path, num_classes: int = 200) -> dict[str, Pixels]:
     """Open both splits: files are listed and checked at once, images decoded when they are asked for."""
     wnids = sorted({line.strip() for line in _lines(place / "wnids.txt") if line.strip()})
     if len(wnids) != num_classes or not all(_WNID.fullmatch(w) for w in wnids):
-        raise InputError(f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official archive.")
+        raise InputError(
+            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official archive."
+        )
     words = {}
     if (place / "words.txt").is_file():
         words = dict(line.split("\t", 1) for line in _lines(place / "words.txt") if "\t" in line)
@@ -57,11 +67,15 @@ def _train(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixels:
         folder = place / "train" / wnid / "images"
         pattern = re.compile(rf"{wnid}_(\d+)\.JPEG")
         try:
-            found = [(int(m[1]), folder / entry.name) for entry in folder.iterdir() if (m := pattern.fullmatch(entry.name))]
+            found = [
+                (int(m[1]), folder / entry.name) for entry in folder.iterdir() if (m := pattern.fullmatch(entry.name))
+            ]
         except OSError:
             found = []
         if not found:
-            raise InputError(f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive again.")
+            raise InputError(
+                f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive again."
+            )
         paths += [path for _, path in sorted(found)]
         labels += [label] * len(found)
     return _pixels(paths, labels, classes, str(place / "train"))
@@ -75,7 +89,9 @@ def _validation(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixe
         wnid = rest.split("\t")[0].strip()
         number = re.fullmatch(r"val_(\d+)\.JPEG", name)
         if number is None or wnid not in index:
-            raise InputError(f"{path} holds the line {line[:60]!r}, no image of a known class. Get the official archive again.")
+            raise InputError(
+                f"{path} holds the line {line[:60]!r}, no image of a known class. Get the official archive again."
+            )
         rows.append((int(number[1]), place / "val" / "images" / name, index[wnid]))
     if not rows:
         raise InputError(f"{path} lists no image. Get the official archive again.")
@@ -95,8 +111,21 @@ def _pixels(paths: list[Path], labels: list[int], classes: tuple[str, ...], orig
                 group = paths[start : start + PART]
                 yield str(group[0].parent), np.stack(list(pool.map(read_jpeg, group)))
 
-    shape = (len(paths), SIDE, SIDE, 3)
-    return Pixels(shape_NHWC=shape, y_N=np.array(labels, np.int64), classes=classes, parts=parts, origin=origin)
+    def encoded_sha256() -> str:
+        # Two JPEG decoders may differ by one grey level, so the files are what a hash can vouch for.
+        whole = hashlib.sha256()
+        for path in paths:
+            whole.update(path.read_bytes())
+        return whole.hexdigest()
+
+    return Pixels(
+        shape_NHWC=(len(paths), SIDE, SIDE, 3),
+        y_N=np.array(labels, np.int64),
+        classes=classes,
+        parts=parts,
+        origin=origin,
+        encoded_sha256=encoded_sha256,
+    )
 
 
 def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
@@ -112,4 +141,6 @@ def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} is no readable JPEG image ({str(error)[:80]}). Get the official archive again.") from error
+        raise InputError(
+            f"{path} is no readable JPEG image ({str(error)[:80]}). Get the official archive again."
+        ) from error
