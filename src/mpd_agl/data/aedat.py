@@ -1,16 +1,17 @@
 """AEDAT 2.0 files of a DVS128, as jAER writes them, and CIFAR10-DVS, which consists of them.
 
-After lines that begin with `#`, the first of them `#!AER-DAT2.0`, each event is two big-endian int32: an address and a time in
-microseconds. In the address of a DVS128
+After lines that begin with `#`, the first of them `#!AER-DAT2.0`, each event is two big-endian int32: an address and
+a time in microseconds. In the address of a DVS128
 
     bit 0       polarity, 0 for ON and 1 for OFF
     bits 1-7    127 - x
     bits 8-14   y, counted from the bottom
     bit 15      a special event (a pulse on the camera's plug), not a pixel's: left out here
 
-The sign of the polarity and the mirrored x are those of jAER's own DVS128 class and of its Matlab scripts; iniVation's description of
-the format says 1 for ON, which does not hold for files that jAER wrote. Recordings of CIFAR10-DVS stand upright once rows and columns change
-places: published loaders agree on column = 127 - bits 8-14 and row = 127 - bits 1-7, and so does `read_cifar10dvs`.
+The sign of the polarity and the mirrored x are those of jAER's own DVS128 class and of its Matlab scripts;
+iniVation's description of the format says 1 for ON, which does not hold for files that jAER wrote. Recordings of
+CIFAR10-DVS stand upright once rows and columns change places: published loaders agree on column = 127 - bits 8-14 and
+row = 127 - bits 1-7, and so does `read_cifar10dvs`.
 """
 
 from pathlib import Path
@@ -27,11 +28,12 @@ MAX_BYTES = 256 << 20
 
 
 def read_aedat(path: Path, *, transpose: bool = False) -> EventStream:
-    """Read one recording: columns from the left, rows from the top, as jAER shows it. `transpose` exchanges rows and columns."""
+    """Read one recording: columns from the left, rows from the top, as jAER shows it. `transpose` exchanges the two."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(
-                f"{path} has {path.stat().st_size:,} bytes, more than a recording of CIFAR10-DVS. Get the official file."
+                f"{path} has {path.stat().st_size:,} bytes, more than a recording of CIFAR10-DVS. Get the official "
+                "file."
             )
         content = path.read_bytes()
     except OSError as error:
@@ -63,7 +65,8 @@ def decode_aedat(content: bytes, path: Path, *, transpose: bool = False) -> Even
     if len(outside):
         i = int(outside[0])
         raise InputError(
-            f"{path} holds an event out of range: event {i:,} has the address {address_E[i] & 0xFFFFFFFF:#010x}, a DVS128 has 16 bits. "
+            f"{path} holds an event out of range: event {i:,} has the address {address_E[i] & 0xFFFFFFFF:#010x}, a "
+            "DVS128 has 16 bits. "
             "Get the recording again."
         )
     t_E = words_E2[:, 1].astype(np.int64)

@@ -1,7 +1,8 @@
 """Unpacking tar and zip archives that come from elsewhere.
 
-No member leaves the target folder, none is a link or a device, and neither the number of members, their total size nor the ratio of
-compression passes a limit. The folder is written beside its place and renamed at the end: it is whole or it is not there.
+No member leaves the target folder, none is a link or a device, and neither the number of members, their total size
+nor the ratio of compression passes a limit. The folder is written beside its place and renamed at the end: it is
+whole or it is not there.
 """
 
 import gzip
@@ -43,7 +44,7 @@ DEFAULT_LIMITS = Limits()
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a scratch folder beside `target`; rename it to `target` when the block ends well, remove it when it does not.
+    """Give a scratch folder beside `target`; rename it when the block ends well, remove it when it does not.
 
     A full disk and other errors of the system become an `InputError` that names the target.
     """
@@ -66,7 +67,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         _sync(target.parent)
     except OSError as error:
         raise InputError(
-            f"cannot write {target}: {error.strerror or error}. Free some space or choose another folder with --cache-dir."
+            f"cannot write {target}: {error.strerror or error}. Free some space or choose another folder with "
+            "--cache-dir."
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -84,7 +86,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         yield scratch
     except OSError as error:
         raise InputError(
-            f"cannot write {parent}: {error.strerror or error}. Free some space or choose another folder with --cache-dir."
+            f"cannot write {parent}: {error.strerror or error}. Free some space or choose another folder with "
+            "--cache-dir."
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -159,18 +162,21 @@ class _Meter:
         self.members += 1
         if self.members > self.limits.members:
             raise InputError(
-                f"{self.archive} holds more than {self.limits.members:,} members and was not unpacked. Get the official file."
+                f"{self.archive} holds more than {self.limits.members:,} members and was not unpacked. Get the "
+                "official file."
             )
 
     def add(self, count: int) -> None:
         self.bytes += count
         if self.bytes > self.limits.total_bytes:
             raise InputError(
-                f"{self.archive} unpacks to more than {self.limits.total_bytes:,} bytes and was not unpacked. Get the official file."
+                f"{self.archive} unpacks to more than {self.limits.total_bytes:,} bytes and was not unpacked. Get "
+                "the official file."
             )
         if self.bytes > self.limits.ratio_floor and self.bytes > self.limits.ratio * self.packed:
             raise InputError(
-                f"{self.archive} unpacks to more than {self.limits.ratio} times its size, as a zip bomb does, and was not unpacked. "
+                f"{self.archive} unpacks to more than {self.limits.ratio} times its size, as a zip bomb does, and "
+                "was not unpacked. "
                 "Get the official file."
             )
 
@@ -224,7 +230,7 @@ def _extract_zip(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter) -> 
 class _Metered(io.RawIOBase):
     """The decompressed stream of a tar file, metered: what is skipped or belongs to a header counts as well."""
 
-    def __init__(self, source: IO[bytes], meter: _Meter) -> None:
+    def __init__(self, source: IO[bytes] | gzip.GzipFile, meter: _Meter) -> None:
         super().__init__()
         self.source, self.meter = source, meter
 
@@ -238,9 +244,9 @@ class _Metered(io.RawIOBase):
 
 
 def _extract_tar(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter, *, gzipped: bool) -> None:
-    plain: IO[bytes] = gzip.GzipFile(fileobj=raw) if gzipped else raw
+    plain: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if gzipped else raw
     # A stream ("r|"): tarfile never seeks, so every byte passes the meter.
-    with tarfile.open(fileobj=_Metered(plain, meter), mode="r|", errorlevel=2) as pack:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=_Metered(plain, meter), mode="r|", errorlevel=2) as pack:
         for info in pack:
             meter.member()
             place = _inside(archive, folder, info.name)
@@ -252,7 +258,8 @@ def _extract_tar(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter, *, 
                 size = _place_file(archive, source, place, info.name, None)
                 if size != info.size:
                     raise InputError(
-                        f"{archive} is cut short: {info.name!r} has {size:,} of {info.size:,} bytes. Get the file again."
+                        f"{archive} is cut short: {info.name!r} has {size:,} of {info.size:,} bytes. Get the file "
+                        "again."
                     )
             else:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the official python files, the official binary files, and the PNG sheets of a mirror.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the official python and binary files, and the PNG sheets of a mirror.
 
 All three give the same images in the same order, so the hash of the decoded pixels is one and the same.
 """
@@ -80,7 +80,8 @@ def files(form: str, place: Path, layout: Layout) -> list[Path]:
     for path in paths:
         if not path.is_file():
             raise InputError(
-                f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive again."
+                f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive "
+                "again."
             )
     return paths
 
@@ -146,7 +147,8 @@ def _read_python(place: Path, layout: Layout, split: str, classes: tuple[str, ..
         title = title.decode("latin1") if isinstance(title, bytes) else str(title)
         if title.split(" ", 1)[0] in {"training", "testing"} - {kind}:
             raise InputError(
-                f"{place / name} calls itself {title!r}: training and test files were swapped. Get the official archive."
+                f"{place / name} calls itself {title!r}: training and test files were swapped. Get the official "
+                "archive."
             )
         labels.append(y_N)
     return _split(place, names, labels, classes, lambda path: _planes_to_images(planes[path]))
@@ -156,7 +158,8 @@ def _binary_rows(path: Path, label_bytes: int) -> NDArray[np.uint8]:
     row, size = label_bytes + PLANE, path.stat().st_size
     if size == 0 or size % row:
         raise InputError(
-            f"{path} has {size:,} bytes, not a multiple of {row:,}: it is cut short or of another kind. Get the file again."
+            f"{path} has {size:,} bytes, not a multiple of {row:,}: it is cut short or of another kind. Get the file "
+            "again."
         )
     return np.memmap(path, np.uint8, "r").reshape(-1, row)
 

@@ -1,6 +1,7 @@
 """From files to a checked, converted set: find, unpack, read, compare with the registry, store.
 
-Sources are tried in order: `data_dir` as given; the cache; the official address; the mirror. What was found is named in the header.
+Sources are tried in order: `data_dir` as given; the cache; the official address; the mirror. What was found is named
+in the header.
 """
 
 from collections.abc import Iterator
@@ -49,7 +50,8 @@ def check_counts(
         official = spec.counts[split]
         if len(y_N) > official:
             raise InputError(
-                f"{where} holds {len(y_N):,} {split} samples, {spec.title} has {official:,}. Remove what does not belong."
+                f"{where} holds {len(y_N):,} {split} samples, {spec.title} has {official:,}. Remove what does not "
+                "belong."
             )
         if len(y_N) < official:
             partial[split] = [len(y_N), official]
@@ -79,7 +81,8 @@ def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> N
     encoded = spec.encoded_sha256.get(split)
     if encoded is not None and pixels.encoded_sha256 is not None and (got := pixels.encoded_sha256()) != encoded:
         raise InputError(
-            f"the image files in {pixels.origin} are not the official ones (sha256 {got[:16]}...). Get the official archive again."
+            f"the image files in {pixels.origin} are not the official ones (sha256 {got[:16]}...). Get the official "
+            "archive again."
         )
 
 
@@ -91,10 +94,14 @@ def _blame(spec: DataSet, split: str, found: Digest, origin: str) -> str:
             if digest in known and known[digest] != (split, i):
                 other, j = known[digest]
                 return f"{name} holds the content of {other} file {j + 1}: files were swapped"
-            return f"{name} is damaged or not the official one: its pixels' sha256 is {digest[:16]}..., expected {right[:16]}..."
+            return _differs(name, digest, right)
     files = sorted({name for name, _ in found.parts})
     name = files[0] if len(files) == 1 else origin
-    return f"{name} is damaged or not the official one: the pixels' sha256 is {found.sha256[:16]}..., expected {spec.sha256[split][:16]}..."
+    return _differs(name, found.sha256, spec.sha256[split])
+
+
+def _differs(name: str, got: str, right: str) -> str:
+    return f"{name} is damaged or not the official one: its pixels' sha256 is {got[:16]}..., expected {right[:16]}..."
 
 
 @contextmanager

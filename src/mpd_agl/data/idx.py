@@ -75,7 +75,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     expected += size
     if len(content) != expected or size == 0:
         raise InputError(
-            f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. Get the file again."
+            f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. Get the "
+            "file again."
         )
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
@@ -93,14 +94,16 @@ def _split(images: Path, labels: Path, classes: tuple[str, ...], side: int) -> P
     x_NHW = read_idx(images, 3)
     if x_NHW.shape[1:] != (side, side):
         raise InputError(
-            f"{images} holds images of {x_NHW.shape[1]}x{x_NHW.shape[2]} pixels, expected {side}x{side}. Get the official file."
+            f"{images} holds images of {x_NHW.shape[1]}x{x_NHW.shape[2]} pixels, expected {side}x{side}. Get the "
+            "official file."
         )
     if len(x_NHW) != len(y_N):
         raise InputError(
-            f"{images} holds {len(x_NHW):,} images, {labels.name} {len(y_N):,} labels: training and test files are mixed."
+            f"{images} holds {len(x_NHW):,} images, {labels.name} {len(y_N):,} labels: training and test files are "
+            "mixed."
         )
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(images), x_NHW[..., None]
 
-    return Pixels(shape_NHWC=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))  # type: ignore[arg-type]
+    return Pixels(shape_NHWC=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))

@@ -29,6 +29,7 @@ class Simulated:
     size: int = 34
 
     def __call__(self, i: int) -> EventStream:
+        """Record the i-th image."""
         from mpd_agl.data.dvs import simulate
 
         # The number among all 5,000 images, so that a recording does not depend on the split.
@@ -52,8 +53,9 @@ def load_dataset(
 ) -> ArraySet:
     """Load a split of a data set: `load_dataset("cifar10", "train")`.
 
-    Files are taken from `data_dir` if given, else from the cache, the official address or a mirror, and converted once. Images are
-    memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and `seed` matter only to sets without an official split.
+    Files are taken from `data_dir` if given, else from the cache, the official address or a mirror, and converted
+    once. Images are memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and
+    `seed` matter only to sets without an official split.
     """
     spec = registry.get(name)
     if split not in SPLITS:

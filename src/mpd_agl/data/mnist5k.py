@@ -1,7 +1,8 @@
 """The embedded default: 5,000 real MNIST images, 500 per digit, in one PNG sheet inside the package.
 
-The sheet shows the images in order, 100 across and 50 down, sorted by digit: five rows of images for each. Split: within each digit every
-fifth image (positions 4, 9, 14, ...) is for testing, so 400 + 100 per digit, 4,000 + 1,000 in all. The rule is fixed; no seed.
+The sheet shows the images in order, 100 across and 50 down, sorted by digit: five rows of images for each. Split:
+within each digit every fifth image (positions 4, 9, 14, ...) is for testing, so 400 + 100 per digit, 4,000 + 1,000 in
+all. The rule is fixed; no seed.
 """
 
 import hashlib

@@ -39,13 +39,14 @@ def decode_bin(content: bytes, path: Path) -> EventStream:
     if len(outside):
         i = int(outside[0])
         raise InputError(
-            f"{path} holds an event out of range: event {i:,} is at column {x_E[i]}, row {y_E[i]} of {SIDE}x{SIDE} pixels. "
+            f"{path} holds an event out of range: event {i:,} is at column {x_E[i]}, row {y_E[i]} of {SIDE}x{SIDE} "
+            "pixels. "
             "Get the recording again."
         )
     tail_E3 = bytes_E5[:, 2:].astype(np.int64)
     t_E = ((tail_E3[:, 0] & 0x7F) << 16) | (tail_E3[:, 1] << 8) | tail_E3[:, 2]
     check_events(path, t_E)
-    return EventStream(t_E=t_E, x_E=x_E, y_E=y_E, p_E=bytes_E5[:, 2] >> 7, width=SIDE, height=SIDE)
+    return EventStream(t_E=t_E, x_E=x_E, y_E=y_E, p_E=(bytes_E5[:, 2] >> 7).astype(np.uint8), width=SIDE, height=SIDE)
 
 
 def write_bin(path: Path, events: EventStream) -> None:

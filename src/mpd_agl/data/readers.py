@@ -66,7 +66,8 @@ def _class_folders(spec: DataSet, place: Path, tops: tuple[str, ...]) -> list[Pa
     for folder in folders:
         if not folder.is_dir():
             raise InputError(
-                f"{spec.title} in {place} is incomplete: there is no class folder {folder}. Get the official archive again."
+                f"{spec.title} in {place} is incomplete: there is no class folder {folder}. Get the official archive "
+                "again."
             )
     return folders
 

@@ -17,7 +17,7 @@ from mpd_agl.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Recordings:
-    """The files of one split, in a fixed order (class, then number), and how to read one. It can be sent to a worker process."""
+    """The files of one split, ordered by class and number, and how to read one. It can be sent to a worker."""
 
     paths: tuple[Path, ...]
     y_N: NDArray[np.int64]
@@ -28,6 +28,7 @@ class Recordings:
         return len(self.paths)
 
     def __call__(self, index: int) -> EventStream:
+        """Read one recording."""
         return self.read_file(self.paths[index])
 
     def take(self, indices: NDArray[np.int64]) -> "Recordings":
@@ -75,5 +76,6 @@ def check_events(path: Path, t_E: NDArray[np.int64]) -> None:
     if len(backwards):
         i = int(backwards[0])
         raise InputError(
-            f"{path} is out of order: event {i + 1:,} is at {t_E[i + 1]} us, the one before at {t_E[i]} us. Get the recording again."
+            f"{path} is out of order: event {i + 1:,} is at {t_E[i + 1]} us, the one before at {t_E[i]} us. Get the "
+            "recording again."
         )

@@ -1,8 +1,9 @@
 """The data sets by name: one table of shapes, classes, counts, hashes and where the files come from.
 
-Hashes are of the decoded content, computed once from the authentic files, and the same whatever the source: `sha256` of the uint8
-images_NHWC of a split in the official order, `labels_sha256` of the labels as little-endian int64. `mean` and `std` are per channel, of x/255;
-for event frames they are 0 and 1/255, so that a normalised frame holds plain counts.
+Hashes are of the decoded content, computed once from the authentic files, and the same whatever the source: `sha256`
+of the uint8 images_NHWC of a split in the official order, `labels_sha256` of the labels as little-endian int64.
+`mean` and `std` are per channel, of x/255; for event frames they are 0 and 1/255, so that a normalised frame holds
+plain counts.
 """
 
 from dataclasses import dataclass, field
@@ -68,15 +69,23 @@ class DataSet:
     mirror: Mirror | None = None
 
 
-_CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-_CIFAR100_CLASSES = tuple(
-    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle caterpillar "
-    "cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl "
-    "hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom "
-    "oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road "
-    "rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank "
-    "telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm".split()
+# fmt: off
+_CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )
+_CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)
+# fmt: on
 _DIGITS = tuple("0123456789")
 _FASHION_CLASSES = (
     "T-shirt/top",
@@ -228,7 +237,7 @@ _TABLE = (
     ),
     DataSet(
         name="tinyimagenet",
-        title="Tiny-ImageNet-200 (its validation set is the test split)",
+        title="Tiny-ImageNet-200",
         reader="tinyimagenet",
         kind="images",
         shape=(64, 64, 3),

@@ -1,8 +1,9 @@
 """A reader for the pickle files of CIFAR's python archives: the only place in this package that touches pickle.
 
-It builds arrays of numbers, strings, bytes, numbers, lists, tuples and dicts, and nothing else. A pickle is a small program; before it runs,
-each of its instructions is compared with the list of those that plain data needs. While it runs, the five names that a NumPy array is
-pickled under lead to inert stand-ins of this file, and any other name ends the reading. NumPy's own reconstruction never runs.
+It builds arrays of numbers, strings, bytes, numbers, lists, tuples and dicts, and nothing else. A pickle is a small
+program; before it runs, each of its instructions is compared with the list of those that plain data needs. While it
+runs, the five names that a NumPy array is pickled under lead to inert stand-ins of this file, and any other name ends
+the reading. NumPy's own reconstruction never runs.
 """
 
 import io
@@ -22,14 +23,16 @@ MAX_BYTES = 512 << 20
 MAX_TUPLES = 24
 MAX_DEPTH = 8
 # What plain containers, numbers, text and one array need. No INST, OBJ, NEWOBJ, EXT, PERSID, BINPERSID and no sets.
-ALLOWED = frozenset(
-    "PROTO STOP FRAME MARK POP POP_MARK DUP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET "
-    "NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
-    "STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 "
-    "EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
-    "GLOBAL STACK_GLOBAL REDUCE BUILD".split()
-)
-
+# fmt: off
+ALLOWED = frozenset((
+    "PROTO", "STOP", "FRAME", "MARK", "POP", "POP_MARK", "DUP", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET",
+    "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
+    "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "EMPTY_LIST",
+    "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1",
+    "TUPLE2", "TUPLE3", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+))
+# fmt: on
 _NUMBERS = frozenset(("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "b1"))
 
 
@@ -174,7 +177,7 @@ def _inspect(content: bytes) -> None:
         if opcode.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in _STANDINS:
             raise pickle.UnpicklingError(f"the name {str(argument).replace(' ', '.')[:60]}")
         # The memo is an array: a lone large index would make it as large.
-        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument) > 2 * count + 1024:
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > 2 * count + 1024:
             raise ValueError(f"memo index {argument}")
         # Tuples may be keys, and the hash of tuples that share tuples takes exponential time.
         tuples += opcode.name.startswith("TUPLE")

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 
 from mpd_agl.data import convert, mnist5k, registry
 from mpd_agl.data.load import CAMERA_SEED, Simulated, load_dataset
+from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import DataSet
 from mpd_agl.data.types import FrameConfig
 from mpd_agl.errors import InputError
@@ -92,7 +93,7 @@ def event_strips(
         index_N = mnist5k.split_index(split)
         labels_N = mnist5k.labels()[index_N]
         chosen = pick(labels_N, STRIPS)
-        read: Simulated | convert.Recordings = Simulated(
+        read: Simulated | Recordings = Simulated(
             images_NHW=mnist5k.images()[index_N[chosen]], index_N=index_N[chosen], seed=CAMERA_SEED
         )
     else:
@@ -120,11 +121,15 @@ def draw_strips(frames_NTHWC: NDArray[np.uint8], labels: list[str]) -> Image.Ima
     for row in range(n):
         y = 8 + row * cell_h
         _label(draw, 8, y, labels[row], steps * cell_w)
-        top = max(1.0, float(np.percentile(frames_NTHWC[row][frames_NTHWC[row] > 0], 95)) if frames_NTHWC[row].any() else 1.0)
+        top = max(
+            1.0, float(np.percentile(frames_NTHWC[row][frames_NTHWC[row] > 0], 95)) if frames_NTHWC[row].any() else 1.0
+        )
         for t in range(steps):
             off_HW, on_HW = (np.clip(frames_NTHWC[row, t, ..., c] / top, 0, 1) for c in (0, 1))
             rgb = 255 * np.stack([1 - off_HW, 1 - np.maximum(off_HW, on_HW), 1 - on_HW], -1)
-            frame = Image.fromarray(rgb.astype(np.uint8)).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+            frame = Image.fromarray(rgb.astype(np.uint8)).resize(
+                (width * scale, height * scale), Image.Resampling.NEAREST
+            )
             x = 8 + t * cell_w
             sheet.paste(frame, (x, y + TEXT))
             draw.rectangle((x, y + TEXT, x + width * scale - 1, y + TEXT + height * scale - 1), outline=(200, 200, 200))

