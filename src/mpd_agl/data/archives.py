@@ -43,54 +43,40 @@ DEFAULT_LIMITS = Limits()
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Give a scratch folder beside `target`; rename it when the block ends well, remove it when it does not.
+def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
+    """Give a folder under `parent` that is gone when the block ends, however it ends.
 
-    A full disk and other errors of the system become an `InputError` that names the target.
+    A full disk and other errors of the system become an `InputError` that names the folder.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+        parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".part", dir=parent))
     except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}. Choose another folder with --cache-dir.") from error
+        raise InputError(f"cannot write into {parent}: {error.strerror}. Choose another --cache-dir.") from error
     try:
+        yield scratch
+    except OSError as error:
+        foreign = error.filename is not None and not str(error.filename).startswith(str(scratch))
+        what = f"cannot read {error.filename}" if foreign else f"cannot write {parent / name}"
+        reason = error.strerror or str(error)
+        raise InputError(f"{what}: {reason}. Nothing was kept; free some space or choose another --cache-dir.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a scratch folder beside `target`; rename it when the block ends well, remove it when it does not."""
+    with scratch_folder(target.parent, target.name) as scratch:
         yield scratch
         _sync(scratch)
         os.chmod(scratch, 0o755)
         try:
             os.replace(scratch, target)
         except OSError:
-            if not target.is_dir():
+            if not target.is_dir():  # else another process was faster with the same content
                 raise
-            shutil.rmtree(target)  # an older one, or another process was faster with the same content
-            os.replace(scratch, target)
         _sync(target.parent)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {target}: {error.strerror or error}. Free some space or choose another folder with "
-            "--cache-dir."
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Give a folder under `parent` that is gone when the block ends, however it ends."""
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".scratch.", suffix=".part", dir=parent))
-    except OSError as error:
-        raise InputError(f"cannot write {parent}: {error.strerror}. Choose another folder with --cache-dir.") from error
-    try:
-        yield scratch
-    except OSError as error:
-        raise InputError(
-            f"cannot write {parent}: {error.strerror or error}. Free some space or choose another folder with "
-            "--cache-dir."
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

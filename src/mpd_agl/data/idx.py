@@ -4,6 +4,7 @@ An idx file is two zero bytes, a type (8: uint8), the number of axes, one big-en
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,19 +65,20 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     except (EOFError, zlib.error, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path} cannot be read ({reason[:80]}). Get the file again.") from error
+    return decode_idx(content, path, axes)
+
+
+def decode_idx(content: bytes, path: Path, axes: int) -> NDArray[np.uint8]:
+    """Decode the bytes of an idx file; `path` is what an error calls them."""
     head = 4 + 4 * axes
     if len(content) > MAX_BYTES or len(content) < head or content[:4] != bytes((0, 0, 8, axes)):
         raise InputError(f"{path} is no idx file of unsigned bytes with {axes} axes. Get the official file.")
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", axes, 4))
-    expected = head
-    size = 1
-    for n in shape:
-        size *= n
-    expected += size
-    if len(content) != expected or size == 0:
+    expected = head + math.prod(shape)
+    if len(content) != expected or expected == head:
         raise InputError(
-            f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. Get the "
-            "file again."
+            f"{path} has {len(content):,} bytes, its header says {expected:,}: it is cut short or damaged. "
+            "Get the file again."
         )
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
