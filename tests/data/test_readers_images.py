@@ -19,6 +19,7 @@ from samplefiles import (
 )
 
 from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
+from mpd_agl.data.restricted import plain_from_bytes
 from mpd_agl.errors import InputError
 
 TEN = registry.get("cifar10").classes
@@ -90,7 +91,7 @@ def test_cifar100_reads_fine_labels(tmp_path, form):
 
 
 def rewrite_batch(path, **changes):
-    batch = pickle.loads(path.read_bytes())
+    batch = plain_from_bytes(path.read_bytes(), path.name)
     batch.update({k.encode(): v for k, v in changes.items()})
     path.write_bytes(pickle.dumps(batch, protocol=2))
 
@@ -149,7 +150,11 @@ def test_wrong_sheets_are_refused(tmp_path):
     write_cifar10_sheets(tmp_path)
     sheet = tmp_path / "test_batch.png"
     good = sheet.read_bytes()
-    for content, reason in ((good[:300], "no readable PNG"), (b"nonsense", "no readable PNG"), (jpeg_bytes(1), "no readable")):
+    for content, reason in (
+        (good[:300], "no readable PNG"),
+        (b"nonsense", "no readable PNG"),
+        (jpeg_bytes(1), "no readable"),
+    ):
         sheet.write_bytes(content)
         with pytest.raises(InputError, match=rf"test_batch\.png is {reason}"):
             pixels(read_cifar10(tmp_path)[1]["test"])

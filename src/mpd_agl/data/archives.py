@@ -59,7 +59,9 @@ def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
         foreign = error.filename is not None and not str(error.filename).startswith(str(scratch))
         what = f"cannot read {error.filename}" if foreign else f"cannot write {parent / name}"
         reason = error.strerror or str(error)
-        raise InputError(f"{what}: {reason}. Nothing was kept; free some space or choose another --cache-dir.") from error
+        raise InputError(
+            f"{what}: {reason}. Nothing was kept; free some space or choose another --cache-dir."
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

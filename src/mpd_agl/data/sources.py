@@ -166,9 +166,8 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
                             raise Unreachable(f"{host} sends more than the {file.size:,} bytes of {file.name}")
                 if total is None or done >= total:
                     return
-        except http.client.HTTPException as error:  # a connection that ends early; what came is kept
-            if attempt == TRIES - 1:
-                raise Unreachable(f"{host} broke off after {done:,} bytes ({type(error).__name__})") from error
+        except http.client.HTTPException:  # a connection that ends early; what came is kept
+            pass
         except urllib.error.HTTPError as error:
             if error.code == 416:  # nothing left to send: the file is whole, or another one
                 return
@@ -176,6 +175,7 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
         except (TimeoutError, ConnectionError):
             if attempt == TRIES - 1:
                 raise
+    raise Unreachable(f"{host} broke off after {part.stat().st_size if part.exists() else 0:,} bytes of {file.name}")
 
 
 def npm_pack(mirror: Mirror, folder: Path) -> Path:
