@@ -1,12 +1,12 @@
 """Augmentation of uint8 batches, images_NHWC or frames_NTHWC, before they become float32.
 
-A pipeline is a tuple of steps, each a name or `name=value`, in the order they run; a sample's randomness is a function of (seed,
-epoch, index) and the step's name alone, so batches, workers and restarts do not matter, nor do the other steps. All frames of a
-recording get the same flip, shift and cut.
+A pipeline is a tuple of steps, each a name or `name=value`, in the order they run; a sample's randomness is a
+function of (seed, epoch, index) and the step's name alone, so batches, workers and restarts do not matter, nor do the
+other steps. All frames of a recording get the same flip, shift and cut.
 
-    crop=4              pad by 4 zeros on each side, cut out the old size at a random place (the torchvision `RandomCrop`)
+    crop=4              pad by 4 zeros on each side, cut out the old size at a random place
     flip                left to right, half of the time
-    roll=5              shift by up to 5 pixels each way, what leaves on one side enters on the other
+    roll=5              shift by up to 5 pixels each way; what leaves on one side enters on the other
     autoaugment=cifar   or `imagenet`; see `autoaugment.py`
     cutout=16           a square of 16 pixels, its centre anywhere, set to the data set's mean (DeVries and Taylor 2017)
 
@@ -51,7 +51,7 @@ class Key:
 
 
 def crop(x: Batch, padding: int, key: Key) -> Batch:
-    """Shift by up to `padding` pixels each way and fill with zeros: pad on all sides, then cut out at a random place."""
+    """Pad by zeros on all sides, then cut out the old size at a random place: a shift by up to `padding` pixels."""
     H, W = x.shape[-3:-1]
     shift_N2 = integers(key.uniform("crop", 2), -padding, padding)
     out = np.zeros_like(x)

@@ -1,12 +1,15 @@
 """AutoAugment (Cubuk et al. 2019, "AutoAugment: Learning Augmentation Strategies from Data"), a batch at a time.
 
-A policy is 25 sub-policies of two operations; an image draws one sub-policy, whether each operation takes place, and its sign.
-Published implementations differ in small things; here is what this one does:
+A policy is 25 sub-policies of two operations; an image draws one sub-policy, whether each operation takes place, and
+its sign. Published implementations differ in small things; here is what this one does:
 
-- Ten magnitudes, evenly spaced over the paper's ranges, both ends included (the PyTorch ports do the same; the first TensorFlow
-  code divides by ten and never reaches the end). Translation is 150/331 of the image's side, as the paper's 331-pixel inputs.
-- Geometric operations take the nearest pixel and fill with grey 128, as the policy code most used for spiking networks fills.
-- Rotation, shear, translation and the four enhancements have a random sign; an enhancement's factor is 1 +- magnitude.
+- Ten magnitudes, evenly spaced over the paper's ranges, both ends included, as the PyTorch ports have it (the first
+  TensorFlow code divides by ten and never reaches the end). Translation is 150/331 of the image's side: the paper's
+  range in pixels at its 331-pixel inputs.
+- Geometric operations take the nearest pixel and fill with grey 128, as the policy code most used for spiking
+  networks fills. (torchvision fills with black by default.)
+- Rotation, shear, translation and the four enhancements have a random sign; an enhancement's factor is
+  1 +- magnitude.
 
 Shapes: N images, H height, W width, C channels, P = H*W pixels.
 """
@@ -111,7 +114,7 @@ class _Action:
 
 @lru_cache(maxsize=64)
 def _actions(policy: str, H: int, W: int) -> tuple[tuple[_Action, ...], NDArray[np.intp], NDArray[np.float64]]:
-    """List the policy's distinct actions, and give for [sub-policy, step, sign] the action and for [sub-policy, step] the odds."""
+    """List the policy's actions; give the action by [sub-policy, step, sign], the odds by [sub-policy, step]."""
     if policy not in POLICIES:
         raise unknown_name("AutoAugment policy", policy, POLICIES)
     steps = POLICIES[policy]
@@ -133,8 +136,8 @@ def _actions(policy: str, H: int, W: int) -> tuple[tuple[_Action, ...], NDArray[
 
 
 def apply(images: imageops.Images, name: str, value_N: NDArray[np.float64], fill: int = FILL) -> imageops.Images:
-    """Apply one operation with one parameter per image; signs and the 1 of an enhancement's factor are in the parameter."""
-    N, H, W, _ = images.shape
+    """Apply one operation with one parameter per image, its sign (and the 1 of an enhancement's factor) included."""
+    _, H, W, _ = images.shape
     if name in GEOMETRIC:
         source_NP = np.stack([imageops.source_P(GEOMETRIC[name](float(v), H, W), H, W) for v in value_N])
         return imageops.affine(images, source_NP, fill)
@@ -195,7 +198,8 @@ def autoaugment(
     """Augment uint8 images_NHWC by a policy (`cifar` or `imagenet`); randomness from (seed, epoch, index) alone."""
     if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
         raise InputError(
-            f"AutoAugment needs uint8 images (N, H, W, 1 or 3), got {images.dtype} {images.shape}; leave it out for event frames."
+            f"AutoAugment needs uint8 images (N, H, W, 1 or 3), got {images.dtype} {images.shape}; "
+            "leave it out for event frames."
         )
     _, H, W, _ = images.shape
     actions, chosen_N2 = _draw(policy, seed, epoch, index_N, H, W)

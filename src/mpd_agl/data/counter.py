@@ -1,8 +1,8 @@
 """Random numbers without a state: every draw is a hash of (seed, epoch, index, stream, number of the draw).
 
-A sample's augmentation must not depend on the worker that made it, on the batch it fell into or on a restart. So there is no
-generator that advances: draw k of a sample is SplitMix64's k-th output from a state hashed out of the key (Steele, Lea and
-Flood 2014, "Fast splittable pseudorandom number generators"), for all samples of a batch at once.
+A sample's augmentation must not depend on the worker that made it, on the batch it fell into or on a restart. So
+there is no generator that advances: draw k of a sample is SplitMix64's k-th output from a state hashed out of the key
+(Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), for all samples of a batch at once.
 
 Shapes: N samples, K draws per sample.
 """

@@ -1,9 +1,10 @@
 """Events to frames: T slices of a recording, the events of each counted per pixel and polarity.
 
-The resize rule: an event at column x of a sensor of width W lands in column `floor(x*size/W)`, rows alike. Every event lands in
-exactly one pixel, so the counts of the frames add up to the number of events (until a pixel passes 255), whatever the sizes. An
-interpolation of the full-size frames, as is common, would turn counts into fractions when shrinking (128 to 48) and invent events
-when growing (34 to 48); here a growing leaves some rows and columns empty instead: choose `size` at most the sensor's.
+The resize rule: an event at column x of a sensor of width W lands in column `floor(x*size/W)`, rows alike. Every
+event lands in exactly one pixel, so the counts of the frames add up to the number of events (until a pixel passes
+255), whatever the sizes. An interpolation of the full-size frames, as is common, would turn counts into fractions
+when shrinking (128 to 48) and invent events when growing (34 to 48); here a growing leaves some rows and columns
+empty instead: choose `size` at most the sensor's.
 
 Shapes: E events, T frames, H = W = size, C = 2: channel 0 is OFF (darker), channel 1 is ON (brighter).
 """
@@ -48,21 +49,23 @@ def check_events(events: EventStream) -> None:
         if low < 0 or high >= limit:
             at = int(np.argmax((value_E < 0) | (value_E >= limit)))
             raise InputError(
-                f"event {at} has {name} {int(value_E[at])}, out of range 0 to {limit - 1}; the file is damaged or of another sensor."
+                f"event {at} has {name} {int(value_E[at])}, out of range 0 to {limit - 1}; "
+                "the file is damaged or of another sensor."
             )
     step_E = np.diff(events.t_E)
     if step_E.size and int(step_E.min()) < 0:
         at = int(np.argmax(step_E < 0)) + 1
         raise InputError(
-            f"event {at} is out of order: {int(events.t_E[at])} us after {int(events.t_E[at - 1])} us; the file is damaged or unsorted."
+            f"event {at} is out of order: {int(events.t_E[at])} us after {int(events.t_E[at - 1])} us; "
+            "the file is damaged or unsorted."
         )
 
 
 def slice_of_event(t_E: NDArray[np.int64], num_steps: int, slicing: str) -> NDArray[np.int64]:
     """Give the frame each event falls into.
 
-    `count`: T slices of equally many events (sizes differ by at most one). `time`: T slices of equal duration from the first to
-    the last event; the last event belongs to the last slice, and a slice may be empty.
+    `count`: T slices of equally many events (sizes differ by at most one). `time`: T slices of equal duration from
+    the first to the last event; the last event belongs to the last slice, and a slice may be empty.
     """
     if slicing == "count":
         return np.arange(len(t_E)) * num_steps // len(t_E)

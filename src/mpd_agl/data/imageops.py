@@ -1,8 +1,8 @@
 """Pillow's image operations on a whole batch at once, pixel for pixel.
 
-Each function takes uint8 images_NHWC (C is 1 or 3) and one parameter per image, and returns what Pillow's function of the same
-name returns for each image: the same rounding, the same borders, the same float32 arithmetic. Most of them are a table of 256
-entries per image and channel; a batch of tables is applied in one gather.
+Each function takes uint8 images_NHWC (C is 1 or 3) and one parameter per image, and returns what Pillow's function of
+the same name returns for each image: the same rounding, the same borders, the same float32 arithmetic. Most of them
+are a table of 256 entries per image and channel; a batch of tables is applied in one gather.
 
 Shapes: N images, H height, W width, C channels, L = 256 grey levels, P = H*W pixels.
 """
@@ -20,7 +20,7 @@ _LEVELS_F32 = np.arange(256, dtype=np.float32)
 
 
 def apply_table(images: Images, table_NCL: NDArray[np.uint8]) -> Images:
-    """Replace each value by its entry in the table of its image and channel; a C of 1 in the table serves all channels."""
+    """Replace each value by its entry in the table of its image and channel; a table's C of 1 serves all channels."""
     N, _, _, C = images.shape
     if table_NCL.shape[1] == 1:
         offset = (np.arange(N) * 256)[:, None]
@@ -37,7 +37,7 @@ def invert_table() -> NDArray[np.uint8]:
 
 def solarize_table(threshold: float) -> NDArray[np.uint8]:
     """ImageOps.solarize: invert what is at or above the threshold."""
-    return np.where(_LEVELS < threshold, _LEVELS, 255 - _LEVELS).astype(np.uint8)
+    return np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 
 def posterize_table(bits: int) -> NDArray[np.uint8]:
@@ -104,7 +104,8 @@ def sharpness(images: Images, factor_N: NDArray[np.float64]) -> Images:
 def smooth(images: Images) -> Images:
     """ImageFilter.SMOOTH: 3x3 mean with weight 5 in the middle; the border stays as it is.
 
-    Pillow sums in float32, but the sum over 13 is never closer than 1/26 to a rounding boundary, so integers give the same.
+    Pillow sums in float32, but the sum over 13 is never closer than 1/26 to a rounding boundary, so integers give the
+    same.
     """
     if min(images.shape[1:3]) < 3:
         return images.copy()
@@ -154,7 +155,8 @@ def rotate(degrees: float, H: int, W: int) -> tuple[float, ...]:
 def source_P(matrix: tuple[float, ...], H: int, W: int) -> NDArray[np.intp]:
     """Give, for each output pixel, the input pixel that Image.transform(AFFINE, NEAREST) takes; -1 where there is none.
 
-    Pillow computes pure scalings and shifts in float64, adding up from pixel to pixel, and all else in 16.16 fixed point.
+    Pillow computes pure scalings and shifts in float64, adding up from pixel to pixel, and all else in 16.16 fixed
+    point.
     """
     a, b, c, d, e, f = matrix
     if b == 0 and d == 0:

@@ -1,17 +1,20 @@
 """Which samples train and which test, for data sets without an official split.
 
-CIFAR10-DVS has 1,000 recordings per class and no split, and published numbers are on different ones. Each rule here has a name, a
-result's record holds that name and a hash of the indices, and two results compare only where the hashes agree.
+CIFAR10-DVS has 1,000 recordings per class and no split, and published numbers are on different ones. Each rule here
+has a name, a result's record holds that name and a hash of the indices, and two results compare only where the hashes
+agree.
 
-    per-class-90-10            90 % of each class, drawn by `seed` (SpikingJelly's `split_to_train_test_set` with random_split=True)
-    first-90-per-class         the first 90 % of each class in the order of the file numbers (the 9:1 preparation that TET's users share)
-    first-90-per-class-by-name the first 90 % in the order of the file NAMES, where 10 stands before 2 (SpikingJelly's default: its
-                               folders are read sorted by name)
-    first-70-per-class         the first 70 % by file number (the 7:3 preparation script of Samadzadeh et al. 2020, which TET took over)
-    random-90-10               90 % of all samples drawn by `seed`, classes not balanced
+    per-class-90-10             90 % of each class, drawn by `seed`; SpikingJelly's `split_to_train_test_set` with
+                                random_split=True is of this kind
+    first-90-per-class          the first 90 % of each class by file number: the 9:1 data that TET's users share
+    first-90-per-class-by-name  the first 90 % by file NAME, where 10 stands before 2: SpikingJelly's default, as its
+                                folders are listed sorted by name
+    first-70-per-class          the first 70 % by file number: the preparation script of Samadzadeh et al. 2020,
+                                which TET took over
+    random-90-10                90 % of all samples, drawn by `seed`, classes not balanced
 
-A share that is no whole number is rounded up, as SpikingJelly does. The rules that name files assume that the k-th sample of a
-class is file number k, which is how the readers list them.
+A share that is no whole number is rounded up, as SpikingJelly does. The rules that name files assume that the k-th
+sample of a class is file number k, which is how the readers list them.
 """
 
 import hashlib
