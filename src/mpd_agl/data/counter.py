@@ -42,7 +42,7 @@ def uniform(seed: int, epoch: int, index_N: NDArray[np.integer], stream: int, co
     state_N = _mix(_mix(index_N.astype(np.uint64) * _GOLDEN + base))
     step_K = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     bits_NK = _mix(state_N[:, None] + step_K)
-    return (bits_NK >> np.uint64(11)) * 2.0**-53
+    return (bits_NK >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def integers(uniform_N: NDArray[np.float64], low: int, high: int) -> NDArray[np.int64]:

@@ -70,7 +70,8 @@ def slice_of_event(t_E: NDArray[np.int64], num_steps: int, slicing: str) -> NDAr
     if slicing == "count":
         return np.arange(len(t_E)) * num_steps // len(t_E)
     elapsed_E = t_E - t_E[0]
-    return elapsed_E * num_steps // (int(elapsed_E[-1]) + 1)
+    slice_E: NDArray[np.int64] = elapsed_E * num_steps // (int(elapsed_E[-1]) + 1)
+    return slice_E
 
 
 def to_frames(events: EventStream, config: FrameConfig) -> NDArray[np.uint8]:

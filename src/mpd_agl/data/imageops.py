@@ -85,10 +85,12 @@ def grey(images: Images) -> NDArray[np.uint8]:
     """Image.convert("L"): ITU-R 601 luma in 16-bit fixed point, rounded."""
     if images.shape[3] == 1:
         return images[..., 0]
-    r, g, b = (images[..., c].astype(np.uint32) for c in range(3))
-    return (
-        (r * np.uint32(19595) + g * np.uint32(38470) + b * np.uint32(7471) + np.uint32(32768)) >> np.uint32(16)
-    ).astype(np.uint8)
+    wide = images.astype(np.uint32)
+    luma: NDArray[np.uint32] = wide[..., 0] * np.uint32(19595)
+    luma += wide[..., 1] * np.uint32(38470)
+    luma += wide[..., 2] * np.uint32(7471)
+    luma += np.uint32(32768)
+    return (luma >> np.uint32(16)).astype(np.uint8)
 
 
 def color(images: Images, factor_N: NDArray[np.float64]) -> Images:
@@ -191,7 +193,8 @@ def _blend(
     zero: NDArray[np.float32] | np.float32, one: NDArray[np.float32], factor: NDArray[np.float32] | np.float32
 ) -> Images:
     """Image.blend: `zero + factor*(one - zero)` in float32, cut to 0..255 and truncated."""
-    return np.clip(zero + factor * (one - zero), 0, 255).astype(np.uint8)
+    mixed: NDArray[np.float32] = zero + factor * (one - zero)
+    return np.clip(mixed, 0, 255).astype(np.uint8)
 
 
 def _blend_N(zero: NDArray[np.float32], images: Images, factor_N: NDArray[np.float64]) -> Images:

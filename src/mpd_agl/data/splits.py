@@ -71,10 +71,10 @@ def split_indices(
             f"a split needs one label per sample, got an array of shape {labels.shape}; pass the labels as one row."
         )
     if rule == "random-90-10":
-        groups, share, order = [np.arange(len(labels))], 90, _drawn
+        groups = [np.arange(len(labels))]
     else:
-        share, order = _PER_CLASS[rule]
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    share, order = _PER_CLASS.get(rule, (90, _drawn))
     parts = []
     for label, members in enumerate(groups):
         ordered = members[order(len(members), seed, label)]
