@@ -136,7 +136,7 @@ def _in_processes(
                     yield
         except BrokenProcessPool as error:
             raise InputError(
-                "a process that made frames ended early (out of memory, or a script without `if __name__ == '__main__'`); "
+                "a process that made frames ended early (out of memory, or a script without a main guard); "
                 "run again with workers=0, finished parts are kept."
             ) from error
         finally:

@@ -194,11 +194,12 @@ def _blend(
 ) -> Images:
     """Image.blend: `zero + factor*(one - zero)` in float32, cut to 0..255 and truncated."""
     mixed: NDArray[np.float32] = zero + factor * (one - zero)
-    return np.clip(mixed, 0, 255).astype(np.uint8)
+    clipped: NDArray[np.float32] = np.clip(mixed, 0, 255)
+    return clipped.astype(np.uint8)
 
 
 def _blend_N(zero: NDArray[np.float32], images: Images, factor_N: NDArray[np.float64]) -> Images:
     mixed = images - zero
     mixed *= factor_N.astype(np.float32)[:, None, None, None]
     mixed += zero
-    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+    return mixed.clip(0, 255, out=mixed).astype(np.uint8)

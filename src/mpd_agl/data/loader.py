@@ -130,12 +130,12 @@ class Epoch(Iterator[Batch]):
     """The batches of one epoch: an iterator, and a context manager. Leaving or dropping it early stops the worker."""
 
     def __init__(self, loader: Loader, epoch: int, start_step: int) -> None:
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=_AHEAD)
+        self._stop = threading.Event()
         self._loader = loader
         self._epoch = epoch
         self._step = start_step
         self._order = loader.order(epoch)
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=_AHEAD)
-        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if loader.num_workers and start_step < len(loader):
             # The thread knows its parts, not this object: dropping the iterator is then enough to end it.
