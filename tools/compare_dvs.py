@@ -60,6 +60,7 @@ class Statistics:
         spread = [(r.x_E.std(), r.y_E.std()) for r in recordings]
         self.spread_N = np.sqrt((np.array(spread) ** 2).sum(axis=1))
         self.active_N = np.array([len(np.unique(r.y_E.astype(int) * SIDE + r.x_E)) for r in recordings])
+        self.maps_NM = np.stack([_map(r) for r in recordings])
         self.gap = np.concatenate([_gaps(r) for r in recordings])
 
     def record(self) -> dict[str, Any]:
@@ -78,6 +79,12 @@ class Statistics:
 
 def _histogram(index: NDArray[Any], length: int) -> NDArray[np.int64]:
     return np.bincount(np.minimum(index, length - 1), minlength=length)
+
+
+def _map(r: EventStream) -> NDArray[np.int64]:
+    """Count events by saccade, polarity, row and column."""
+    saccade = np.minimum(r.t_E // 102_000, 2)
+    return _histogram(((saccade * 2 + r.p_E) * SIDE + r.y_E) * SIDE + r.x_E, 6 * SIDE * SIDE)
 
 
 def _gaps(r: EventStream) -> NDArray[np.int64]:
@@ -100,6 +107,9 @@ def agreement(real: Statistics, ours: Statistics) -> dict[str, float]:
         "time_profile_correlation": correlation(real.time, ours.time),
         "time_profile_total_variation": variation(real.time, ours.time),
         "map_correlation": correlation(real.place, ours.place),
+        "per_digit_map_correlation": round(
+            float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(real.maps_NM, ours.maps_NM, strict=True)])), 3
+        ),
         "map_total_variation": variation(real.place, ours.place),
     }
 

@@ -39,7 +39,7 @@ def test_the_refractory_time_is_kept_and_a_change_below_threshold_is_silent():
     gaps = np.diff(events.t_E[order])[np.diff(cell[order]) == 0]
     assert len(gaps) > 500
     assert gaps.min() >= QUIET.refractory_us - 1  # times are cut to whole microseconds
-    dim = np.full((28, 28), 3, np.uint8)  # log(0.3 + 3/255) - log(0.3) = 0.038, far below 0.18/2
+    dim = np.full((28, 28), 12, np.uint8)  # log(1.05) - log(1.05 - 12/255) = 0.046, far below 0.29/2
     assert len(simulate(dim, seed=0, index=0, sensor=QUIET)) == 0
 
 
@@ -76,6 +76,20 @@ def test_the_path_is_closed_and_slow(path):
     np.testing.assert_allclose(shift[0], shift[-1], atol=1e-9)
     assert np.abs(np.diff(shift, axis=0)).max() < 0.15  # pixels in half a millisecond
     assert np.ptp(shift, axis=0).tolist() == pytest.approx([5, 5], abs=0.01)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_leading_edge_of_the_negative_is_off(path):
+    positive = simulate(blob(), seed=0, index=0, path=path, negative=False, sensor=QUIET)
+    negative = simulate(blob(), seed=0, index=0, path=path, negative=True, sensor=QUIET)
+    # Early on, both paths go down and to the right: a bright blob brightens the pixels below it, a dark one darkens them.
+    for events, ahead in ((positive, 1), (negative, 0)):
+        early = events.t_E < 50_000
+        y_ahead = events.y_E[early & (events.p_E == ahead)].mean()
+        y_behind = events.y_E[early & (events.p_E != ahead)].mean()
+        assert y_ahead - y_behind > 2
+    default = simulate(blob(), seed=0, index=0, path=path, sensor=QUIET)
+    np.testing.assert_array_equal(default.t_E, (negative if path == "saccades" else positive).t_E)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -126,6 +140,7 @@ def test_the_published_comparison_is_within_its_words():
     assert ours["on_share_mean"] == pytest.approx(real["on_share_mean"], abs=0.02)
     assert record["agreement"]["time_profile_correlation"] > 0.9
     assert record["agreement"]["map_correlation"] > 0.9
+    assert record["agreement"]["per_digit_map_correlation"] > 0.8
 
 
 @pytest.mark.realdata

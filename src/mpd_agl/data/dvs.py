@@ -8,6 +8,10 @@ the refractory time: a pixel fires at most once per step, so levels and times wi
     saccades   N-MNIST (Orchard et al. 2015): three saccades of 100 ms around a triangle, down-right, up-right, left
     loop       CIFAR10-DVS (Li et al. 2017): a closed loop of four straight sides at constant speed, passed twice
 
+In genuine N-MNIST recordings the leading edge of a digit sends OFF events, as a dark digit on a bright ground does, so
+`saccades` shows the negative by default: with it the events of a digit, by pixel, polarity and saccade, correlate 0.87
+with the genuine ones, without it 0.3.
+
 What is not modelled: the lens, the sensor's bandwidth, bursts of neighbouring pixels, the screen's refresh, and the
 arbiter that puts simultaneous events in a queue. `tools/compare_dvs.py` holds the result against genuine recordings.
 
@@ -31,11 +35,11 @@ _STREAM = 0xD5
 class Sensor:
     """The camera's few physical numbers; the defaults are fitted to N-MNIST's statistics."""
 
-    threshold: float = 0.18
+    threshold: float = 0.29
     """Change of log intensity that makes an event."""
-    mismatch: float = 0.2
+    mismatch: float = 0.1
     """Spread of the threshold from pixel to pixel, as a share of it (fixed by the seed: one seed is one camera)."""
-    floor: float = 0.3
+    floor: float = 0.05
     """Light of a black pixel as a share of a white one: the screen's black level and stray light."""
     refractory_us: int = 1500
     """Time a pixel is blind after an event; also the simulation's step."""
@@ -74,11 +78,13 @@ def simulate(
     path: str = "saccades",
     width: int = 34,
     height: int = 34,
+    negative: bool | None = None,
     sensor: Sensor = DEFAULT_SENSOR,
 ) -> EventStream:
     """Record one image; the same (seed, index) gives the same events.
 
-    The image stands in the middle of the sensor, one image pixel per sensor pixel, on black.
+    The image stands in the middle of the sensor, one image pixel per sensor pixel, on black; with `negative` light and
+    dark are exchanged, background included. By default `saccades` shows the negative and `loop` does not.
     """
     if image_HW.ndim != 2 or image_HW.dtype != np.uint8 or image_HW.size == 0:
         raise InputError(
@@ -95,7 +101,15 @@ def simulate(
     times_K = np.arange(0, DURATIONS_US[path] + step, step, dtype=np.float64)
     shift_K2 = path_K2(path, times_K)
     part = top, bottom, left, right = reach(image_HW, shift_K2, height, width)
-    level_KYX = log_intensity(image_HW, shift_K2, height, width, sensor.floor, part)
+    level_KYX = log_intensity(
+        image_HW,
+        shift_K2,
+        height,
+        width,
+        sensor.floor,
+        part,
+        negative=path == "saccades" if negative is None else negative,
+    )
     # One camera per seed: its pixels' thresholds do not change between recordings.
     spread_YX = _normal(seed, height * width).reshape(height, width)[top:bottom, left:right] * sensor.mismatch
     threshold_YX = (sensor.threshold * np.clip(1 + spread_YX, 0.3, 3.0)).astype(np.float32)
@@ -123,7 +137,7 @@ def simulate(
 def reach(
     image_HW: NDArray[np.uint8], shift_K2: NDArray[np.float64], height: int, width: int
 ) -> tuple[int, int, int, int]:
-    """Give the part of the sensor (top, bottom, left, right) that anything but black ever passes over."""
+    """Give the part of the sensor (top, bottom, left, right) that anything but background ever passes over."""
     edges = []
     for axis, size in ((1, height), (0, width)):
         lit = np.flatnonzero(image_HW.any(axis=axis))
@@ -141,14 +155,18 @@ def log_intensity(
     width: int,
     floor: float,
     part: tuple[int, int, int, int],
+    *,
+    negative: bool = False,
 ) -> NDArray[np.float32]:
-    """Give a part of the sensor's log intensity at each step: the image at its shift, sampled bilinearly, on black."""
+    """Give a part of the sensor's log intensity at each step: the image at its shift, sampled bilinearly."""
     H, W = image_HW.shape
     top, bottom, left, right = part
     margin = int(np.ceil(np.abs(shift_K2).max())) + 1
     canvas = np.zeros((height + 2 * margin, width + 2 * margin), dtype=np.float32)
     y, x = margin + (height - H) // 2, margin + (width - W) // 2
     canvas[y : y + H, x : x + W] = image_HW.astype(np.float32) / np.float32(255)
+    if negative:
+        canvas = 1 - canvas
     whole_K2 = np.floor(-shift_K2)
     fraction_K2 = (-shift_K2 - whole_K2).astype(np.float32)
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (bottom - top + 1, right - left + 1))
