@@ -1,9 +1,9 @@
-"""Images per second of the full pipeline (crop, flip, AutoAugment, normalise) on one core, against Pillow in the same run.
+"""Images per second of the full pipeline (crop, flip, AutoAugment, normalise) on one core, against Pillow.
 
     python benchmarks/augment.py
 
-Both do the same work: Pillow applies, image by image, the operations that ours drew, and every pixel must agree. The two
-alternate; medians are printed. The target is 8,000 images/s.
+Both do the same work: Pillow applies, image by image, the operations that ours drew, and every pixel must agree. The
+two alternate in one run; medians are printed. The target is 8,000 images/s.
 """
 
 import argparse

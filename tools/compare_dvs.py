@@ -158,6 +158,7 @@ def _colour(frame_HWC: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 def main() -> None:
+    """Compare, write the record and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nmnist", type=Path, required=True, help="folder with Train/<digit>/*.bin")
     parser.add_argument("--mnist", type=Path, required=True, help="MNIST's train-images-idx3-ubyte, unpacked")

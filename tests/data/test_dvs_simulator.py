@@ -1,4 +1,4 @@
-"""The event camera: exact crossings for a known light, a closed path, determinism, and N-MNIST's statistics where it is."""
+"""The event camera: exact crossings for a known light, a closed path, determinism, N-MNIST's statistics."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_the_path_is_closed_and_slow(path):
 def test_the_leading_edge_of_the_negative_is_off(path):
     positive = simulate(blob(), seed=0, index=0, path=path, negative=False, sensor=QUIET)
     negative = simulate(blob(), seed=0, index=0, path=path, negative=True, sensor=QUIET)
-    # Early on, both paths go down and to the right: a bright blob brightens the pixels below it, a dark one darkens them.
+    # Early on, both paths go down and right: a bright blob brightens the pixels below it, a dark one darkens them.
     for events, ahead in ((positive, 1), (negative, 0)):
         early = events.t_E < 50_000
         y_ahead = events.y_E[early & (events.p_E == ahead)].mean()

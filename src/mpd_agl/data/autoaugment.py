@@ -129,33 +129,50 @@ def _actions(policy: str, H: int, W: int) -> tuple[tuple[_Action, ...], NDArray[
                 if name in ("color", "contrast", "brightness", "sharpness"):
                     v += 1.0
                 which[i, j, k] = actions.setdefault(_Action(name=name, value=v), len(actions))
-    # Numbered by name, so that the images of one operation are one run of a sort.
-    ordered = sorted(actions, key=lambda action: (action.name, action.value))
+    # Numbered by family and name, so that the images of one family, and of one operation, are one run of a sort.
+    ordered = sorted(actions, key=lambda a: (_FAMILY.get(a.name, 0), a.name, a.value))
     rank = np.array([ordered.index(action) for action in actions])
     return tuple(ordered), rank[which], odds
 
 
 def apply(images: imageops.Images, name: str, value_N: NDArray[np.float64], fill: int = FILL) -> imageops.Images:
     """Apply one operation with one parameter per image, its sign (and the 1 of an enhancement's factor) included."""
+    return _FAMILIES[_FAMILY.get(name, 0)](images, [(name, slice(None))], value_N, fill)
+
+
+Runs = list[tuple[str, slice]]
+"""Which images get which operation: neighbours in the batch, so that a family of operations is one call."""
+
+
+def _geometric(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
     _, H, W, _ = images.shape
-    if name in GEOMETRIC:
-        source_NP = np.stack([imageops.source_P(GEOMETRIC[name](float(v), H, W), H, W) for v in value_N])
-        return imageops.affine(images, source_NP, fill)
-    if name == "color":
-        return imageops.color(images, value_N)
-    if name == "sharpness":
-        return imageops.sharpness(images, value_N)
-    return imageops.apply_table(images, _table_NCL(images, name, value_N))
+    matrices = [GEOMETRIC[name](float(v), H, W) for name, part in runs for v in value_N[part]]
+    return imageops.affine(images, np.stack([imageops.source_P(matrix, H, W) for matrix in matrices]), fill)
 
 
-def _table_NCL(images: imageops.Images, name: str, value_N: NDArray[np.float64]) -> NDArray[np.uint8]:
-    if name == "autocontrast":
-        return imageops.autocontrast_table_N(images)
-    if name == "equalize":
-        return imageops.equalize_table_N(images)
-    if name == "contrast":
-        return imageops.contrast_table_N(images, value_N)
-    return np.stack([_fixed_table(name, float(v)) for v in value_N])[:, None]
+def _blended(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
+    zero = np.empty_like(images)
+    for name, part in runs:
+        zero[part] = imageops.grey(images[part])[..., None] if name == "color" else imageops.smooth(images[part])
+    return imageops.blend(zero, images, value_N)
+
+
+def _tabled(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
+    table_NCL = np.empty((len(images), images.shape[3], 256), dtype=np.uint8)
+    for name, part in runs:
+        if name == "autocontrast":
+            table_NCL[part] = imageops.autocontrast_table_N(images[part])
+        elif name == "equalize":
+            table_NCL[part] = imageops.equalize_table_N(images[part])
+        elif name == "contrast":
+            table_NCL[part] = imageops.contrast_table_N(images[part], value_N[part])
+        else:
+            table_NCL[part] = np.stack([_fixed_table(name, float(v)) for v in value_N[part]])[:, None]
+    return imageops.apply_table(images, table_NCL)
+
+
+_FAMILIES = (_tabled, _geometric, _blended)
+_FAMILY = {**dict.fromkeys(GEOMETRIC, 1), "color": 2, "sharpness": 2}
 
 
 @lru_cache(maxsize=256)
@@ -204,13 +221,20 @@ def autoaugment(
     _, H, W, _ = images.shape
     actions, chosen_N2 = _draw(policy, seed, epoch, index_N, H, W)
     out = images.copy()
-    values = np.array([action.value for action in actions])
-    first_of_name = [i for i, a in enumerate(actions) if i == 0 or actions[i - 1].name != a.name]
+    value_A = np.array([action.value for action in actions])
+    starts = [a for a, action in enumerate(actions) if a == 0 or actions[a - 1].name != action.name]
     for j in range(2):
         order = np.argsort(chosen_N2[:, j], kind="stable")
-        bounds = np.searchsorted(chosen_N2[order, j], [*first_of_name, len(actions)])
-        for start, left, right in zip(first_of_name, bounds[:-1], bounds[1:], strict=True):
-            if left < right:
-                rows = order[left:right]
-                out[rows] = apply(out[rows], actions[start].name, values[chosen_N2[rows, j]], fill)
+        bounds = np.searchsorted(chosen_N2[order, j], [*starts, len(actions)]).tolist()
+        for family, operate in enumerate(_FAMILIES):
+            runs = [
+                (actions[a].name, slice(left, right))
+                for a, left, right in zip(starts, bounds[:-1], bounds[1:], strict=True)
+                if left < right and _FAMILY.get(actions[a].name, 0) == family
+            ]
+            if runs:
+                first, last = runs[0][1].start, runs[-1][1].stop
+                rows = order[first:last]
+                shifted = [(name, slice(part.start - first, part.stop - first)) for name, part in runs]
+                out[rows] = operate(out[rows], shifted, value_A[chosen_N2[rows, j]], fill)
     return out
