@@ -1,0 +1,104 @@
+"""`mpd-agl train`: a run from a preset, a file and the command line; `--resume` continues one, `--dry-run` measures one."""
+
+import json
+from pathlib import Path
+
+from mpd_agl.cli.options import Options, help_text, parse
+from mpd_agl.errors import InputError
+from mpd_agl.experiments.config import RunConfig
+
+
+def run(argv: list[str]) -> int:
+    """Train; return the exit code."""
+    if "--help" in argv or "-h" in argv:
+        print(help_text(), end="")
+        return 0
+    options = parse(argv)
+    if "resume" in options.values:
+        return _resume(options)
+    config = configuration(options)
+    path = Path(options.values.get("runs-dir", "runs")) / run_name(options, config)
+    if "dry-run" in options.flags:
+        from mpd_agl.cli.dryrun import show
+
+        return show(config, as_json="json" in options.flags)
+    return _train(options, path, config)
+
+
+def configuration(options: Options) -> RunConfig:
+    """The checked configuration: preset, then file, then command line."""
+    from mpd_agl.experiments.presets import read_preset
+    from mpd_agl.experiments.resolve import merge, nest, read_toml, resolve
+
+    tables = []
+    mistakes = list(options.mistakes)
+    if "preset" in options.values:
+        try:
+            tables.append(read_preset(options.values["preset"]))
+        except InputError as error:
+            mistakes.append(f"--preset: {error}")
+    if "config" in options.values:
+        tables.append(read_toml(Path(options.values["config"]).expanduser()))
+    if not tables and not options.overrides and not mistakes:
+        raise InputError(
+            "nothing to train: give --preset demo, or --config FILE. `mpd-agl train --help` lists the presets."
+        )
+    return resolve(merge(*tables, nest(options.overrides)), given=options.overrides, mistakes=mistakes)
+
+
+def run_name(options: Options, config: RunConfig) -> str:
+    """As given, or from what is run."""
+    from mpd_agl.train.runfolder import check_name
+
+    if "name" in options.values:
+        return check_name(options.values["name"])
+    what = options.values.get("preset") or f"{config.data.name}-{config.model.name}"
+    return check_name(f"{what}-{'ann' if config.model.ann else config.method}-s{config.seed}")
+
+
+def _resume(options: Options) -> int:
+    from mpd_agl.experiments.resolve import merge, nest, read_toml
+
+    surplus = sorted(
+        (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
+    )
+    mistakes = options.mistakes + [
+        f"--{name} does not go with --resume, which continues a run as it is." for name in surplus
+    ]
+    if mistakes:
+        raise InputError(
+            mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:\n  " + "\n  ".join(mistakes)
+        )
+    changes = nest(options.overrides)
+    if "config" in options.values:
+        changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
+    return _train(options, Path(options.values["resume"]).expanduser(), None, changes)
+
+
+def _train(options: Options, path: Path, config: RunConfig | None, changes: dict[str, object] | None = None) -> int:
+    """Start (with a configuration) or resume (without), and tell how it ended."""
+    from mpd_agl.experiments.training import resume, start
+    from mpd_agl.train.console import build_display, duration
+    from mpd_agl.train.signals import EXIT_SAVED, Stopped
+
+    quiet, as_json = "quiet" in options.flags, "json" in options.flags
+    display = build_display("json" if as_json else "quiet" if quiet else "auto")
+    try:
+        if config is None:
+            record = resume(path, changes or {}, display)
+        else:
+            record = start(config, path, display, overwrite="overwrite" in options.flags)
+    except Stopped as stop:
+        if not as_json:
+            print(f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}")
+        return EXIT_SAVED
+    if as_json:
+        print(json.dumps({"event": "record", **record.to_dict()}))
+        return 0
+    final, best = record.final or {}, record.best_on_test or {}
+    print(
+        f"test accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
+        f"(best on the test set: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
+        f"{duration(record.clock['elapsed_s'])}; {path}"
+    )
+    return 0

@@ -1,0 +1,173 @@
+"""A run from its configuration to its record: start, or continue where it was stopped."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpd_agl import records
+from mpd_agl.analysis import count_operations
+from mpd_agl.errors import InputError
+from mpd_agl.experiments import build
+from mpd_agl.experiments.config import RunConfig
+from mpd_agl.experiments.resolve import check_same, merge, read_toml, resolve, to_toml
+from mpd_agl.experiments.watch import build_watch
+from mpd_agl.kernels import reuse_pages
+from mpd_agl.models import Network, save_weights
+from mpd_agl.records import RunRecord
+from mpd_agl.train import checkpoint
+from mpd_agl.train.loop import Job, Trainer
+from mpd_agl.train.observe import Display
+from mpd_agl.train.progress import Progress
+from mpd_agl.train.runfolder import RunFolder, now
+from mpd_agl.train.signals import Stopped
+from mpd_agl.train.trackers import build_trackers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of a run that stand before its folder is touched: bad input ends here."""
+
+    config: RunConfig
+    device: torch.device
+    train: Any
+    test: Any
+    net: Network
+    backend: str
+
+
+def plan(config: RunConfig, threads: int = 0) -> Plan:
+    """Load the data and build the network."""
+    reuse_pages()
+    device = build.choose_device(config.train.device)
+    build.set_up_torch(config, device, threads or config.train.threads)
+    backend = build.backend_that_runs(config, device)
+    train, test = build.build_data(config, "train"), build.build_data(config, "test")
+    build.build_loaders(config, train, test)
+    net = build.network_for(config, train).to(device)
+    return Plan(config, device, train, test, net, backend)
+
+
+def start(config: RunConfig, path: Path, display: Display, *, overwrite: bool = False) -> RunRecord:
+    """Train from the beginning, in a new run folder."""
+    made = plan(config)
+    with RunFolder.create(path, overwrite=overwrite) as folder:
+        folder.write(folder.config, to_toml(config).encode())
+        folder.log("started")
+        return _train(made, folder, display, None, {"started": now()})
+
+
+def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
+    """Continue a run where its newest whole checkpoint stands; `changes` may touch only what the weights do not depend on."""
+    with RunFolder.open(path) as folder:
+        table = read_toml(folder.config)
+        old = resolve(table)
+        config = resolve(merge(table, changes), given=changes)
+        check_same(old, config)
+        clock = {"started": now()}
+        if folder.record.is_file():
+            record = records.read_record(folder.record)
+            if record.status == "finished":
+                return record
+            clock = {"started": record.clock.get("started", clock["started"])}
+
+        def note(text: str) -> None:
+            folder.log(text)
+            display.note(text)
+
+        checkpoint.clean(folder.checkpoints)
+        saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
+        if saved is None:
+            note("there is no checkpoint yet: the run starts from its beginning.")
+        made = plan(config, threads=saved.state["threads"] if saved else 0)
+        folder.log(f"resumed at step {saved.at.step if saved else 0}")
+        return _train(made, folder, display, saved, clock)
+
+
+def _train(
+    made: Plan, folder: RunFolder, display: Display, saved: checkpoint.Checkpoint | None, clock: dict[str, Any]
+) -> RunRecord:
+    config, net = made.config, made.net
+    record = RunRecord(
+        name=folder.path.name,
+        status="running",
+        config=config.model_dump(mode="json"),
+        code=records.code(),
+        versions=records.versions(),
+        hardware={
+            **records.hardware(),
+            "device": torch.cuda.get_device_name(made.device) if made.device.type == "cuda" else str(made.device),
+            "threads": torch.get_num_threads(),
+        },
+        data=build.data_facts(made.train, made.test),
+        seeds={"run": config.seed, "split": config.data.split_seed},
+        backend=made.backend,
+        network={
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "macs_per_step": sum(layer.macs for layer in count_operations(net)),
+        },
+        clock=clock,
+    )
+    train, test = build.build_loaders(config, made.train, made.test)
+    settings = config.model_dump(mode="json")
+    trackers = build_trackers(config.track, folder.path, settings, saved.at.step if saved else 0, display.note)
+    trainer = Trainer(
+        Job(
+            title=title(config, record),
+            stepper=build.build_stepper(config, net, made.device),
+            train=train,
+            test=test,
+            observer=build_watch(net, config.monitor, spiking=not config.model.ann),
+            display=display,
+            trackers=trackers,
+            folder=folder,
+            loop=config.train,
+            optim=config.optim,
+            saving=config.checkpoint,
+        )
+    )
+    if saved is not None:
+        trainer.restore(saved)
+    folder.start_metrics(saved.state["metrics_bytes"] if saved else 0)
+    _write(folder, record)
+    try:
+        trainer.fit()
+        ema = trainer.job.stepper.ema
+        best_net: Any = net if ema is None else ema.net
+        save_weights(best_net, folder.path / "model.safetensors")
+    except BaseException as error:
+        stopped = isinstance(error, Stopped)
+        folder.log(f"{'stopped' if stopped else 'failed'}: {error or type(error).__name__}")
+        failure = None if stopped else str(error) or type(error).__name__
+        done = _scored(record, trainer.progress).with_(status="stopped" if stopped else "failed", failure=failure)
+        try:
+            _write(folder, done)
+        except InputError:
+            folder.log("the record could not be written")
+        raise
+    finally:
+        trackers.close()
+    folder.log("finished")
+    done = _scored(record, trainer.progress).with_(status="finished", final=trainer.progress.last)
+    _write(folder, done)
+    return done
+
+
+def _write(folder: RunFolder, record: RunRecord) -> None:
+    folder.write(folder.record, records.canonical(record.to_dict()))
+
+
+def _scored(record: RunRecord, progress: Progress) -> RunRecord:
+    clock = {**record.clock, "ended": now(), "elapsed_s": round(progress.elapsed_s, 3)}
+    return record.with_(best_on_test=progress.best, clock=clock)
+
+
+def title(config: RunConfig, record: RunRecord) -> str:
+    """A run in one line."""
+    m = config.model
+    kind = "ANN" if m.ann else f"{config.method}, T={m.num_steps}"
+    return (
+        f"{m.name} x{m.width:g}, {kind}, {config.data.name}, seed {config.seed}: "
+        f"{record.network['parameters']:,} parameters, backend {record.backend}"
+    )
