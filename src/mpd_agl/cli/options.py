@@ -112,8 +112,9 @@ def help_text() -> str:
         """Print the result only."""
         json: bool = False
         """Print events and the record as JSON lines."""
-        run: Annotated[RunConfig, tyro.conf.arg(name="")] = RunConfig()
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     parser = tyro.extras.get_parser(Arguments, prog="mpd-agl train", config=(tyro.conf.FlagCreatePairsOff,))
     presets = "\n".join(f"  {name:24} {about}" for name, about in list_presets().items())
-    return f"{parser.format_help()}\npresets:\n{presets}\n\n{EXIT_CODES}\n"
+    text: str = parser.format_help()  # type: ignore[no-untyped-call]
+    return f"{text}\npresets:\n{presets}\n\n{EXIT_CODES}\n"

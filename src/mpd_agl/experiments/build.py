@@ -159,7 +159,8 @@ def set_up_torch(config: RunConfig, device: torch.device, threads: int) -> None:
     if threads:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=device.type != "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over every new tensor, for no other result
+    # filling new tensors with NaN is a pass over memory for no other result
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def backend_that_runs(config: RunConfig, device: torch.device) -> str:

@@ -12,17 +12,17 @@ class ModelConfig(Section):
 
     name: str = "resnet19"
     """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8."""
-    width: float = Field(1.0, gt=0)
+    width: float = Field(default=1.0, gt=0)
     """Multiplies every layer's channels."""
-    num_steps: int = Field(2, ge=1)
+    num_steps: int = Field(default=2, ge=1)
     """T: timesteps; event data are cut into as many frames."""
     surrogate: str = "auto"
     """Shape of the surrogate gradient; auto: the method's own, or rectangular."""
-    v_th: float = Field(0.5, gt=0)
+    v_th: float = Field(default=0.5, gt=0)
     """Firing threshold."""
-    tau: float = Field(0.2, gt=0, lt=1)
+    tau: float = Field(default=0.2, gt=0, lt=1)
     """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
-    alpha: float = Field(1.0, gt=0)
+    alpha: float = Field(default=1.0, gt=0)
     """tdBN's scale."""
     detach_reset: bool = False
     """No gradient through the reset."""
@@ -49,16 +49,16 @@ class DataConfig(Section):
     """Train on a part of the set where the whole is not there; the record says so."""
     augment: tuple[str, ...] = ()
     """Steps of the augmentation in order (crop=4 flip autoaugment=cifar roll=5 cutout=16), or one recipe's name."""
-    train_samples: int = Field(0, ge=0)
+    train_samples: int = Field(default=0, ge=0)
     """Use only so many training samples, a fixed random choice; 0: all."""
-    test_samples: int = Field(0, ge=0)
+    test_samples: int = Field(default=0, ge=0)
     """Use only so many test samples; 0: all."""
     drop_last: bool = False
     """Leave out an epoch's last, smaller batch."""
     split_rule: str = "per-class-90-10"
     """For sets without an official split."""
     split_seed: int = 0
-    frame_size: int = Field(48, ge=1)
+    frame_size: int = Field(default=48, ge=1)
     """Events: height and width of the frames."""
     frame_slicing: Literal["count", "time"] = "count"
     """Events: slices of equally many events, or of equal duration."""
@@ -69,11 +69,11 @@ class DataConfig(Section):
 class MonitorConfig(Section):
     """Looking into the layers while they learn."""
 
-    every: int = Field(50, ge=0)
+    every: int = Field(default=50, ge=0)
     """Steps between two snapshots; 0: never."""
-    silent_below: float = Field(0.001, ge=0, le=1)
+    silent_below: float = Field(default=0.001, ge=0, le=1)
     """Warn where a layer's firing rate falls under this."""
-    available_below: float = Field(0.05, ge=0, le=1)
+    available_below: float = Field(default=0.05, ge=0, le=1)
     """Warn where a layer's share of gradient-available neurons falls under this."""
 
 
@@ -82,7 +82,7 @@ class RunConfig(Section):
 
     method: str = "mpd-agl"
     """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl or deeptage."""
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the weights, the data's order and the augmentation."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

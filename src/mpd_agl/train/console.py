@@ -35,8 +35,9 @@ def duration(seconds: float) -> str:
 def epoch_line(event: dict[str, Any], epochs: int) -> str:
     """One epoch in one line."""
     return (
-        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  train {100 * event['train_accuracy']:5.2f} %  "
-        f"test {100 * event['test_accuracy']:5.2f} %  lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
+        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  "
+        f"train {100 * event['train_accuracy']:5.2f} %  test {100 * event['test_accuracy']:5.2f} %  "
+        f"lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
     )
 
 

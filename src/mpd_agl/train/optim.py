@@ -1,6 +1,7 @@
 """Optimizers and the learning rate as a function of the epoch: nothing to save but the epoch itself."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from mpd_agl.train.config import OptimConfig
 
 def build_optimizer(net: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer that a configuration names, over all parameters of the network."""
+    groups: list[dict[str, Any]]
     parameters = [p for p in net.parameters() if p.requires_grad]
     if config.decay_on == "all":
         groups = [{"params": parameters}]

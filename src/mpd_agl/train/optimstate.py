@@ -1,4 +1,4 @@
-"""An optimizer's state as named tensors, `<what>:<parameter>`, for safetensors; learning rates and the like follow from the configuration."""
+"""An optimizer's state as named tensors, `<what>:<parameter>`, for safetensors. Learning rates follow from the configuration."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
     """Momenta and the like, by parameter name."""
-    names = {parameter: name for name, parameter in net.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
     return {
         f"{what}:{names[parameter]}": value if isinstance(value, Tensor) else torch.tensor(value)
         for parameter, state in optimizer.state.items()

@@ -61,7 +61,7 @@ class RunFolder:
             try:
                 if content and not overwrite:
                     raise InputError(
-                        f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or choose another --name."
+                        f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
                     )
                 for old in content:
                     shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()

@@ -32,7 +32,7 @@ class StepResult:
 class Stepper:
     """Callable: `stepper(x, y)` trains on a batch. Everything it uses arrives built.
 
-    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 leaves gradients as they are; `precision` is autocast's.
+    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is autocast's.
     """
 
     def __init__(
@@ -72,10 +72,11 @@ class Stepper:
             value = loss.item()
             if value != value or abs(value) == float("inf"):
                 raise NotFinite(f"loss {value}, first in {finite.first_bad_layer(self.net, x_part)}")
-            self.scaler.scale(loss).backward()
+            torch.autograd.backward(self.scaler.scale(loss))
             total += value
             right += correct(output.detach(), y_part)
-        self.scaler.unscale_(self.optimizer) if self.scaler.is_enabled() else None
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = get_total_norm(grads)
         grad_norm = norm.item()

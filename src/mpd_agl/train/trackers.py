@@ -1,6 +1,7 @@
 """TensorBoard and W&B behind one small interface. A tracker that fails is dropped with a word, and the run goes on."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,23 +24,23 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
     def log(self, event: dict[str, Any]) -> None:
         """Numbers of an event under its kind."""
         for name, value in numbers(event).items():
-            self.writer.add_scalar(f"{event['event']}/{name}", value, event["step"])  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
 
     def close(self) -> None:
         """Flush."""
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class WandB:
     """Scalars to Weights & Biases. Extra: `pip install mpd-agl[wandb]`."""
 
     def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
-        import wandb
+        import wandb  # type: ignore[import-not-found,unused-ignore]
 
         self.run = wandb.init(
             project=project, name=folder.name, id=folder.name, dir=str(folder), config=config, resume="allow"
@@ -66,12 +67,15 @@ class Trackers:
         self._note = note
         self._all: dict[str, Tracker] = {}
         for name, make in made.items():
-            self._guard(name, lambda name=name, make=make: self._all.update({name: make()}))
+            self._guard(name, partial(self._make, name, make))
+
+    def _make(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._all[name] = make()
 
     def log(self, event: dict[str, Any]) -> None:
         """Hand an event to each."""
         for name, tracker in list(self._all.items()):
-            self._guard(name, lambda tracker=tracker: tracker.log(event))
+            self._guard(name, partial(tracker.log, event))
 
     def close(self) -> None:
         """Close each."""
