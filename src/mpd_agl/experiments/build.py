@@ -170,6 +170,17 @@ def backend_that_runs(config: RunConfig, device: torch.device) -> str:
     return kernels.resolve(config.model.backend, device, torch.float32).name
 
 
+def check_same_data(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to continue a run on other data; where the files came from does not matter."""
+    for split in ("train", "test"):
+        old, new = ({k: v for k, v in facts[split].items() if k != "source"} for facts in (before, now))
+        if differ := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
+            raise InputError(
+                f"the {split} data of {now['name']} are not those that the run began with: {', '.join(differ)} changed. "
+                "Resume it with the old data, or start a new run with another --name."
+            )
+
+
 def data_facts(train: ArraySet, test: ArraySet) -> dict[str, Any]:
     """What a record says about the data, and what `predict` needs of it."""
     return {

@@ -1,22 +1,27 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 
 from mpd_agl import records
 from mpd_agl.analysis import count_operations
+from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
 from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.resolve import check_same, merge, read_toml, resolve, to_toml
+from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
 from mpd_agl.experiments.watch import build_watch
 from mpd_agl.kernels import reuse_pages
 from mpd_agl.models import Network, save_weights
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
+from mpd_agl.train.disk import explain
 from mpd_agl.train.loop import Job, Trainer
 from mpd_agl.train.observe import Display
 from mpd_agl.train.progress import Progress
@@ -31,8 +36,8 @@ class Plan:
 
     config: RunConfig
     device: torch.device
-    train: Any
-    test: Any
+    train: ArraySet
+    test: ArraySet
     net: Network
     backend: str
 
@@ -62,15 +67,11 @@ def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
     """Continue a run where its newest whole checkpoint stands; `changes` may touch only what the weights do not depend on."""
     with RunFolder.open(path) as folder:
         table = read_toml(folder.config)
-        old = resolve(table)
-        config = resolve(merge(table, changes), given=changes)
-        check_same(old, config)
-        clock = {"started": now()}
-        if folder.record.is_file():
-            record = records.read_record(folder.record)
-            if record.status == "finished":
-                return record
-            clock = {"started": record.clock.get("started", clock["started"])}
+        config = resolve(merge(table, changes), given=flatten(changes))
+        record = records.read_record(folder.record) if folder.record.is_file() else None
+        check_same(resolve(record.config if record else table), config)
+        if record is not None and record.status == "finished":
+            return record
 
         def note(text: str) -> None:
             folder.log(text)
@@ -81,8 +82,12 @@ def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
         if saved is None:
             note("there is no checkpoint yet: the run starts from its beginning.")
         made = plan(config, threads=saved.state["threads"] if saved else 0)
+        if record is not None:
+            build.check_same_data(record.data, build.data_facts(made.train, made.test))
+        folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
-        return _train(made, folder, display, saved, clock)
+        started = record.clock.get("started", now()) if record else now()
+        return _train(made, folder, display, saved, {"started": started})
 
 
 def _train(
@@ -134,8 +139,7 @@ def _train(
     try:
         trainer.fit()
         ema = trainer.job.stepper.ema
-        best_net: Any = net if ema is None else ema.net
-        save_weights(best_net, folder.path / "model.safetensors")
+        _save_weights(net if ema is None else ema.net, folder.path / "model.safetensors")
     except BaseException as error:
         stopped = isinstance(error, Stopped)
         folder.log(f"{'stopped' if stopped else 'failed'}: {error or type(error).__name__}")
@@ -152,6 +156,15 @@ def _train(
     done = _scored(record, trainer.progress).with_(status="finished", final=trainer.progress.last)
     _write(folder, done)
     return done
+
+
+def _save_weights(net: nn.Module, path: Path) -> None:
+    assert isinstance(net, Network)
+    try:
+        save_weights(net, path)
+    except (OSError, SafetensorError) as error:
+        cause = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+        raise explain(cause, path, "The last checkpoint stands.") from error
 
 
 def _write(folder: RunFolder, record: RunRecord) -> None:

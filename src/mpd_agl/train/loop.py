@@ -78,12 +78,12 @@ class Trainer:
         with job.train.epoch(p.epoch, p.epoch_step) as batches:
             for x, y in batches:
                 self._step(x, y)
-                began, p.epoch_s = time.perf_counter(), p.epoch_s + time.perf_counter() - began
+                p.epoch_s += time.perf_counter() - began
                 job.display.step(p)
-                if self._stop.asked:
-                    self._end()
+                self._end_if_asked()
                 if self._due():
                     self.save()
+                began = time.perf_counter()
         scores, speed = self._scores()
         p.last = scores
         if p.best is None or scores["test_accuracy"] > p.best["test_accuracy"]:
@@ -93,8 +93,8 @@ class Trainer:
         self._tick()
         self._log({"event": "epoch", "lr": lr, **scores, **speed, "elapsed_s": round(p.elapsed_s, 3)})
         self.save()
-        if self._stop.asked and p.epoch < job.loop.epochs:
-            self._end()
+        if p.epoch < job.loop.epochs:
+            self._end_if_asked()
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         job, p = self.job, self.progress
@@ -159,13 +159,9 @@ class Trainer:
         return bool(by_steps or (saving.every_minutes and minutes >= saving.every_minutes))
 
     def _end_if_asked(self) -> None:
-        if self._stop.asked:
-            self._end()
-
-    def _end(self) -> None:
-        assert self._stop.asked is not None
-        self.save()
-        raise Stopped(self._stop.asked, self.progress.step)
+        if self._stop.asked is not None:
+            self.save()
+            raise Stopped(self._stop.asked, self.progress.step)
 
     def save(self) -> None:
         """Write a checkpoint of this moment; weights with a NaN are never written."""
