@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": "classify images with a run's network",
     "runs": "list runs: method, data, accuracy, time",
     "info": "versions, backends that work here and why others do not, presets",
+    "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
     "data": "list, fetch, verify and show data sets",
 }

@@ -4,6 +4,7 @@ tyro writes the help from the typed configuration; values are read here, so that
 the same message.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,7 +61,8 @@ def _tokens(argv: list[str]) -> list[str]:
 
 def _take(out: Options, known: dict[str, Any], name: str, values: list[str]) -> None:
     plain = name.replace("-", "_") if name.replace("-", "_") in known else name
-    negated = name.removeprefix("no-").replace("-", "_")
+    section, _, last = name.rpartition(".")
+    negated = f"{section}.{last.removeprefix('no-')}".removeprefix("no-").replace("-", "_")
     if name in FLAGS:
         out.flags.add(name)
         out.mistakes += [f"unexpected argument {v!r} behind --{name}, which takes no value." for v in values]
@@ -72,7 +74,7 @@ def _take(out: Options, known: dict[str, Any], name: str, values: list[str]) -> 
         out.overrides[plain] = "true"
     elif plain in known:
         _single(out, plain, values, out.overrides)
-    elif name.startswith("no-") and negated in known and known[negated].annotation is bool and not values:
+    elif negated in known and known[negated].annotation is bool and not values:
         out.overrides[negated] = "false"
     else:
         out.mistakes.append(unknown_field(f"--{name}", (*VALUES, *FLAGS)))
@@ -86,8 +88,8 @@ def _single(out: Options, name: str, values: list[str], into: dict[str, Any]) ->
         out.mistakes.append(f"--{name} takes one value, got {got}.")
 
 
-def help_text() -> str:
-    """The text of `mpd-agl train --help`."""
+def print_help() -> None:
+    """`mpd-agl train --help`."""
     import tyro
 
     @dataclass
@@ -96,13 +98,13 @@ def help_text() -> str:
 
         preset: str = ""
         """A recipe of the package, see below."""
-        config: Path | None = None
+        config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
         """Your own TOML file, over the preset."""
         name: str = ""
         """The run's name; default: preset (or network and data), method, seed."""
         runs_dir: Path = Path("runs")
         """Folder of the runs' folders."""
-        resume: Path | None = None
+        resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
         """A run folder to continue; the final weights are those of a run that was never stopped."""
         overwrite: bool = False
         """Delete a run of the same name first."""
@@ -114,7 +116,7 @@ def help_text() -> str:
         """Print events and the record as JSON lines."""
         run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
-    parser = tyro.extras.get_parser(Arguments, prog="mpd-agl train", config=(tyro.conf.FlagCreatePairsOff,))
+    with suppress(SystemExit):
+        tyro.cli(Arguments, prog="mpd-agl train", args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
     presets = "\n".join(f"  {name:24} {about}" for name, about in list_presets().items())
-    text: str = parser.format_help()  # type: ignore[no-untyped-call]
-    return f"{text}\npresets:\n{presets}\n\n{EXIT_CODES}\n"
+    print(f"\npresets:\n{presets}\n\n{EXIT_CODES}")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mpd_agl.cli.options import Options, help_text, parse
+from mpd_agl.cli.options import Options, parse, print_help
 from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
 
@@ -11,7 +11,7 @@ from mpd_agl.experiments.config import RunConfig
 def run(argv: list[str]) -> int:
     """Train; return the exit code."""
     if "--help" in argv or "-h" in argv:
-        print(help_text(), end="")
+        print_help()
         return 0
     options = parse(argv)
     if "resume" in options.values:

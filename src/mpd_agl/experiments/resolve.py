@@ -116,7 +116,7 @@ def unknown_field(name: str, further: Iterable[str] = ()) -> str:
     plain = name.removeprefix("--")
     known = [*fields_of(), *further]
     by_last = [k for k in known if k.rpartition(".")[2] == plain.rpartition(".")[2]]
-    near = by_last or get_close_matches(plain, known, n=2, cutoff=0.6)
+    near = by_last or get_close_matches(plain, known, n=1, cutoff=0.6)
     dashes = "--" if name.startswith("--") else ""
     hint = f" Did you mean {' or '.join(dashes + n for n in near)}?" if near else " See mpd-agl train --help."
     return f"unknown {'option' if dashes else 'field'} {name}.{hint}"

@@ -1,6 +1,9 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
 import errno
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +140,8 @@ def _train(
     folder.start_metrics(saved.state["metrics_bytes"] if saved else 0)
     _write(folder, record)
     try:
-        trainer.fit()
+        with _warnings_as_notes(folder, display):
+            trainer.fit()
         ema = trainer.job.stepper.ema
         _save_weights(net if ema is None else ema.net, folder.path / "model.safetensors")
     except BaseException as error:
@@ -156,6 +160,19 @@ def _train(
     done = _scored(record, trainer.progress).with_(status="finished", final=trainer.progress.last)
     _write(folder, done)
     return done
+
+
+@contextmanager
+def _warnings_as_notes(folder: RunFolder, display: Display) -> Iterator[None]:
+    """What a layer warns of goes to the person and the log as a sentence, not as a line of code."""
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        folder.log(f"warning: {message}")
+        display.note(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _save_weights(net: nn.Module, path: Path) -> None:

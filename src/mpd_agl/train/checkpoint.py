@@ -115,7 +115,7 @@ def read(path: Path) -> Checkpoint:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         data = (path / "manifest.json").read_bytes()
-        manifest = json.loads(data)
+        manifest = json.loads(data, parse_constant=_no_constant)
     except OSError as error:
         raise Damaged(f"manifest.json: {error.strerror}") from None
     except ValueError:
@@ -134,6 +134,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if path.name != Position(manifest["epoch"], manifest["step"]).folder:
         raise Damaged(f"it is the checkpoint of step {manifest['step']} under another name")
     return manifest
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def positions(root: Path) -> list[Position]:
