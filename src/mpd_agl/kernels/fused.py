@@ -47,11 +47,12 @@ class _Fused(torch.autograd.Function):
         kappa_T: Tensor,
         step: _Step,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        x = x_SMC.detach()
         if step.batch_stats:
-            mean_C, var_C = step.backend.moments(x_SMC)
+            mean_C, var_C = step.backend.moments(x)
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
-        s_TMC = step.backend.forward(x_SMC, mean_C, scale_C, beta_C, tau, step.v_th, step.num_steps)
+        s_TMC = step.backend.forward(x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps)
         ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
         ctx.step = step
         ctx.mark_non_differentiable(mean_C, var_C)
@@ -63,7 +64,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, g_TMC: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g_TMC is None:
             return (None,) * 8
-        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T = ctx.saved_tensors
+        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T = (a.detach() for a in ctx.saved_tensors)
         step: _Step = ctx.step
         dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T = step.backend.backward(
             x_SMC,
