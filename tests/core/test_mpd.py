@@ -83,7 +83,9 @@ def test_theorem_2_forgets_the_reset_and_the_gap_is_measured():
     assert float(mean_T[1]) == 0.0
     want = tau**2 * (kept_square - kept_mean**2) + V_TH**2
     assert float(v_T[1].var()) == pytest.approx(want, rel=5e-3)
-    assert float(std_T[1]) ** 2 / want == pytest.approx(1.25 / 1.1355, rel=1e-3)  # the rule overstates the variance by 10 %
+    assert float(std_T[1]) ** 2 / want == pytest.approx(
+        1.25 / 1.1355, rel=1e-3
+    )  # the rule overstates the variance by 10 %
 
 
 def test_width_rule_by_hand():

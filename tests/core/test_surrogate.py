@@ -20,7 +20,9 @@ def test_peak_and_area(name, kappa):
     reach = 2000 * kappa if name == "arctan" else 20 * kappa
     u = torch.linspace(-reach, reach, 2_000_001, dtype=torch.float64)
     tail = 2 * (0.5 - math.atan(math.pi * reach / kappa) / math.pi) if name == "arctan" else 0.0
-    assert float(torch.trapezoid(h.grad(u, kappa), u)) + tail == pytest.approx(1.0, abs=2e-3 if name == "arctan" else 1e-4)
+    assert float(torch.trapezoid(h.grad(u, kappa), u)) + tail == pytest.approx(
+        1.0, abs=2e-3 if name == "arctan" else 1e-4
+    )
 
 
 @pytest.mark.parametrize("kappa", KAPPAS)

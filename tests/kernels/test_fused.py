@@ -129,7 +129,9 @@ def test_spikes_on_a_large_input_differ_only_within_rounding(backend):
     gamma, beta, tau, kappa = torch.ones(16), torch.zeros(16), torch.tensor(0.2), torch.ones(2)
     doubles = [a.double() for a in (x, gamma, beta, tau, kappa)]
     s0, v0, mean0, var0 = reference(*doubles)
-    s1, mean1, var1 = tdbn_neuron(x, gamma, beta, beta, gamma, tau, kappa, num_steps=2, batch_stats=True, backend=backend)
+    s1, mean1, var1 = tdbn_neuron(
+        x, gamma, beta, beta, gamma, tau, kappa, num_steps=2, batch_stats=True, backend=backend
+    )
     differ = s1.double() != s0
     assert int(differ.sum()) < s0.numel() / 100_000
     first = differ[0] | (differ[1] & ~differ[0])
@@ -204,7 +206,9 @@ def test_probe_is_what_a_slow_count_gives(backend, S):
     case = make_case(3, S)
     _, v, mean, var = reference(case.x, case.gamma, case.beta, case.tau, case.kappa)
     scale = case.gamma * V_TH / torch.sqrt(var + 1e-5)
-    got = probe(*(a.float() for a in (case.x, mean, scale, case.beta, case.tau, case.kappa)), v_th=V_TH, backend=backend)
+    got = probe(
+        *(a.float() for a in (case.x, mean, scale, case.beta, case.tau, case.kappa)), v_th=V_TH, backend=backend
+    )
     shape = (1, 1, -1, 1, 1)
     i = (case.x - mean.view(shape)) * scale.view(shape) + case.beta.view(shape)
     for t in range(3):
@@ -244,5 +248,7 @@ def test_auto_says_once_which_and_why(caplog, monkeypatch):
 
 
 def test_steps_and_widths_must_agree():
-    with pytest.raises(InputError, match="over 3 timesteps takes an input of 3 or 1 timesteps and 3 widths, got an input of 2"):
+    with pytest.raises(
+        InputError, match="over 3 timesteps takes an input of 3 or 1 timesteps and 3 widths, got an input of 2"
+    ):
         neuron(torch.randn(2, 4, 5), torch.tensor(0.2), torch.ones(3), num_steps=3)

@@ -99,17 +99,26 @@ def _auto(device_type: str, dtype: torch.dtype) -> str:
     return name
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend that runs for that name, device and dtype; an error that names the way out where it cannot."""
-    if torch.compiler.is_exporting():
-        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def resolved_name(name: str, device_type: str, dtype: torch.dtype) -> str:
+    """`auto` as the name of what runs; an error that names the way out where the backend cannot run."""
     if name == "auto":
-        name = _auto(device.type, dtype)
+        name = _auto(device_type, dtype)
     elif name not in NAMES:
         raise unknown_name("backend", name, NAMES)
-    if why := why_not(name, device.type, dtype):
+    if why := why_not(name, device_type, dtype):
         raise InputError(f"backend {name!r} cannot run: {why}. Use backend='eager', which works everywhere, or 'auto'.")
-    return {"eager": _EAGER, "native": _NATIVE}.get(name) or _compiled()
+    return name
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """The backend that runs for that name, device and dtype."""
+    if torch.compiler.is_exporting():
+        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
+    name = resolved_name(name, device.type, dtype)
+    if name == "native":
+        return _NATIVE
+    return _EAGER if name == "eager" or torch.compiler.is_compiling() else _compiled()
 
 
 def backends_here(device: str = "cpu") -> dict[str, str]:
