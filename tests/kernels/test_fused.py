@@ -123,6 +123,26 @@ def test_neuron_alone(backend, T, S):
 
 
 @pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (2, 2), (3, 3), (4, 1), (10, 10)])
+def test_what_is_added_to_the_spikes(backend, T, S):
+    """SEW-ADD in the same pass: the sum, the same gradients for the rest, and the gradient from above for what was added."""
+    case = make_case(T, S)
+    plus = torch.randint(0, 3, case.g.shape).float().requires_grad_()
+    rest = (torch.zeros(5), torch.ones(5))
+    options = {"num_steps": T, "batch_stats": True, "backend": backend}
+    alone, added = case.leaves(torch.float32), case.leaves(torch.float32)
+    s0, _, _ = tdbn_neuron(*alone[:3], *rest, *alone[3:], **options)
+    s1, _, _ = tdbn_neuron(*added[:3], *rest, *added[3:], **options, plus_TNC=plus)
+    assert torch.equal(s1, s0 + plus)
+    g = case.g.float()
+    *g1, g_plus = torch.autograd.grad(s1, [*added, plus], g)
+    assert torch.equal(g_plus, g)
+    assert all(torch.equal(a, b) for a, b in zip(g1, torch.autograd.grad(s0, alone, g), strict=True))
+    with pytest.raises(InputError, match="must have it too, got"):
+        tdbn_neuron(*added[:3], *rest, *added[3:], **options, plus_TNC=plus[:, :3])
+
+
+@pytest.mark.parametrize("backend", HERE)
 def test_spikes_on_a_large_input_differ_only_within_rounding(backend):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 32, 16, 32, 32, generator=g)

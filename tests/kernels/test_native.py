@@ -79,7 +79,8 @@ def test_operators_pass_torchs_own_checks():
     vectors = (torch.zeros(5), torch.ones(5), torch.zeros(5))
     tau = torch.tensor(0.2)
     torch.library.opcheck(native.moments, (x,))
-    torch.library.opcheck(native.forward, (x, *vectors, tau, 0.5, 2))
+    torch.library.opcheck(native.forward, (x, *vectors, tau, 0.5, 2, None))
+    torch.library.opcheck(native.forward, (x, *vectors, tau, 0.5, 2, x))
     torch.library.opcheck(native.backward, (x, x, *vectors, tau, torch.ones(2), 0.5, 0, False, True))
     torch.library.opcheck(native.normalise_grad_, (x, x.clone(), *vectors, torch.zeros(5)))
 

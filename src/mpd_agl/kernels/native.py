@@ -51,7 +51,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the native library does not load here ({error})"
     library.mpd_agl_level.restype = ctypes.c_char_p
-    for name, count in (("moments", 5), ("forward", 3), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
+    for name, count in (("moments", 5), ("forward", 4), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
@@ -107,21 +107,28 @@ def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
     _check(x_SMC)
     S, M, C = x_SMC.shape
-    out = torch.empty(2, C, dtype=torch.float64)
-    _library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, out[0].data_ptr(), out[1].data_ptr())
-    mean_C, var_C = out.float().unbind()
-    return mean_C.clone(), var_C.clone()
+    mean_C, var_C = x_SMC.new_empty(C), x_SMC.new_empty(C)
+    _library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, mean_C.data_ptr(), var_C.data_ptr())
+    return mean_C, var_C
 
 
 @torch.library.custom_op("mpd_agl::forward", mutates_args=())
 def forward(
-    x_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, v_th: float, num_steps: int
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
 ) -> Tensor:
-    """Spikes s_TMC."""
-    _check(x_SMC, mean_C, scale_C, beta_C)
+    """Spikes s_TMC, plus `plus_TMC` where it is given."""
+    _check(x_SMC, mean_C, scale_C, beta_C, *([] if plus_TMC is None else [plus_TMC]))
     s_TMC = x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
+    plus_at = None if plus_TMC is None else plus_TMC.data_ptr()
     neuron = _neuron(x_SMC, num_steps, mean_C, scale_C, beta_C, None, tau, v_th)
-    _library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), s_TMC.data_ptr())
+    _library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr())
     return s_TMC
 
 
@@ -141,25 +148,14 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `plain.backward`."""
     _check(x_SMC, g_TMC, mean_C, scale_C, beta_C, kappa_T)
-    T, C = g_TMC.shape[0], x_SMC.shape[2]
-    dv_SMC = torch.empty_like(x_SMC)
-    sums = torch.empty(2 * C + 1 + T, dtype=torch.float64)
-    at = sums.data_ptr()
-    neuron = _neuron(x_SMC, T, mean_C, scale_C, beta_C, kappa_T, tau, v_th)
+    dv_SMC, dtau, dkappa_T = torch.empty_like(x_SMC), torch.empty_like(tau), torch.zeros_like(kappa_T)
+    sum_dv_C, sum_dv_x_C = torch.empty_like(mean_C), torch.empty_like(mean_C)
+    neuron = _neuron(x_SMC, g_TMC.shape[0], mean_C, scale_C, beta_C, kappa_T, tau, v_th)
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
-    _library().mpd_agl_backward(
-        ctypes.addressof(neuron),
-        x_SMC.data_ptr(),
-        g_TMC.data_ptr(),
-        dv_SMC.data_ptr(),
-        at,
-        at + 8 * C,
-        at + 16 * C,
-        at + 16 * C + 8 if want_kappa else None,
-    )
-    out = sums.float()
-    dkappa_T = out[2 * C + 1 :].clone() if want_kappa else torch.zeros_like(kappa_T)
-    return dv_SMC, out[:C].clone(), out[C : 2 * C].clone(), out[2 * C].clone().reshape(tau.shape), dkappa_T
+    outputs = [a.data_ptr() for a in (dv_SMC, sum_dv_C, sum_dv_x_C, dtau)]
+    kappa_at = dkappa_T.data_ptr() if want_kappa else None
+    _library().mpd_agl_backward(ctypes.addressof(neuron), x_SMC.data_ptr(), g_TMC.data_ptr(), *outputs, kappa_at)
+    return dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T
 
 
 @torch.library.custom_op("mpd_agl::normalise_grad_", mutates_args={"dv_SMC"})
@@ -190,7 +186,14 @@ def _(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
 
 @forward.register_fake
 def _(
-    x_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, v_th: float, num_steps: int
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
 ) -> Tensor:
     return x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
 
