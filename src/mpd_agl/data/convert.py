@@ -5,7 +5,7 @@ in the header.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data import readers, sources, store
-from mpd_agl.data.archives import extract, scratch_folder, unpack
+from mpd_agl.data.archives import extract, new_folder, scratch_folder
 from mpd_agl.data.readers import Found
 from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import DataSet
@@ -110,10 +110,24 @@ def opened(found: Found, cache: Path) -> Iterator[Path]:
     if not found.archives:
         yield found.place
         return
-    with scratch_folder(cache) as scratch:
+    with scratch_folder(cache) as scratch, _named(scratch, found):
         for archive in found.archives:
             extract(archive, scratch)
         yield scratch
+
+
+@contextmanager
+def _named(scratch: Path, found: Found) -> Iterator[None]:
+    """Errors name the archive, not the scratch folder."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(str(scratch), where(found))) from error
+
+
+def where(found: Found) -> str:
+    """What a sentence calls the files: the folder, or the one archive."""
+    return str(found.archives[0] if len(found.archives) == 1 else found.place)
 
 
 def obtain_images(
@@ -121,29 +135,36 @@ def obtain_images(
 ) -> Obtained:
     """Bring an image set into converted form, or find it there."""
     cache = sources.cache_root(cache_dir)
-    fetched: list[Path] = []
     if data_dir is not None:
         found = readers.require(spec, data_dir)
-        root, source = cache / "converted" / f"{spec.name}-{found.key()}", f"data-dir {data_dir}"
+        root = cache / "converted" / f"{spec.name}-{found.key()}"
         if root.is_dir():
             return _opened(spec, root, allow_partial)
-    else:
-        root = cache / "converted" / spec.name
-        if root.is_dir():
+        return _convert(spec, found, root, f"data-dir {data_dir}", cache, allow_partial)
+    root = cache / "converted" / spec.name
+    if root.is_dir():
+        return _opened(spec, root, allow_partial)
+    with sources.locked(spec, cache) if download else nullcontext():
+        if root.is_dir():  # made while this process waited
             return _opened(spec, root, allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
+        obtained = _convert(spec, found, root, source, cache, allow_partial)
+        for path in fetched:  # the converted set replaces what was downloaded
+            path.unlink(missing_ok=True)
+        return obtained
+
+
+def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, allow_partial: bool) -> Obtained:
     with opened(found, cache) as place:
         splits = readers.read_images(spec, place)
-        where = str(found.place if len(found.archives) != 1 else found.archives[0])
-        partial = check_counts(spec, {s: p.y_N for s, p in splits.items()}, where, allow_partial=allow_partial)
+        labels = {split: pixels.y_N for split, pixels in splits.items()}
+        partial = check_counts(spec, labels, where(found), allow_partial=allow_partial)
         store.write(
             root,
             splits,
             lambda split, pixels, digest: check_content(spec, split, pixels, digest),
             {"name": spec.name, "source": source, "partial": partial},
         )
-    for path in fetched:  # the converted set replaces what was downloaded
-        path.unlink(missing_ok=True)
     return Obtained(place=root, key=root.name, source=source, partial=partial)
 
 
@@ -152,9 +173,10 @@ def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
     stored = {split: store.open_split(root, split) for split in spec.counts}
     header = stored["train"].header
     partial = check_counts(spec, {s: v.y_N for s, v in stored.items()}, str(root), allow_partial=allow_partial)
-    for split, opened_split in stored.items():
+    for split, item in stored.items():
         expected = spec.sha256.get(split)
-        if split not in partial and expected is not None and opened_split.header["sha256"] != expected:
+        other = split not in partial and expected is not None and item.header.get("sha256") != expected
+        if other or item.x_NHWC.shape[1:] != spec.shape or len(item.header["classes"]) != spec.num_classes:
             raise InputError(
                 f"{root} was converted from other files than {spec.title}'s. Remove {root} and it is converted again."
             )
@@ -185,23 +207,34 @@ def obtain_recordings(
 ) -> tuple[Obtained, dict[str, Recordings]]:
     """Find the recordings of an event set; zips are unpacked once, into the cache."""
     cache = sources.cache_root(cache_dir)
-    fetched: list[Path] = []
     kept = cache / "unpacked" / spec.name
     if data_dir is not None:
         found, source = readers.require(spec, data_dir), f"data-dir {data_dir}"
-        kept = cache / "unpacked" / f"{spec.name}-{found.key()}"
-    elif kept.is_dir():
-        found, source = readers.require(spec, kept), f"cache {kept}"
+        found = _unpacked(spec, found, cache / "unpacked" / f"{spec.name}-{found.key()}")
     else:
-        found, source, fetched = find_or_fetch(spec, cache, download=download)
-    if found.archives:
-        if not kept.is_dir():
-            unpack(found.archives, kept)
-        found = readers.require(spec, kept)
-        if found.archives:
-            raise InputError(f"{source} holds no folder of {spec.title}. Put {spec.folder} there.")
+        with sources.locked(spec, cache) if download and not kept.is_dir() else nullcontext():
+            if kept.is_dir():
+                found, source = readers.require(spec, kept), f"cache {kept}"
+            else:
+                found, source, fetched = find_or_fetch(spec, cache, download=download)
+                found = _unpacked(spec, found, kept)
+                for path in fetched:
+                    path.unlink(missing_ok=True)
     splits = readers.read_recordings(spec, found.place)
-    partial = check_counts(spec, {s: r.y_N for s, r in splits.items()}, str(found.place), allow_partial=allow_partial)
-    for path in fetched:
-        path.unlink(missing_ok=True)
+    labels = {split: recordings.y_N for split, recordings in splits.items()}
+    partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits
+
+
+def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
+    """The recordings as folders; archives are unpacked into `kept`, unless they were before."""
+    if not found.archives:
+        return found
+    if not kept.is_dir():
+        with new_folder(kept) as scratch, _named(scratch, found):
+            for archive in found.archives:
+                extract(archive, scratch)
+            if readers.find_folder(spec, scratch) is None:
+                raise InputError(f"{scratch} holds no {spec.title}. Put {spec.folder} there.")
+            readers.read_recordings(spec, scratch)
+    return readers.require(spec, kept)

@@ -4,6 +4,7 @@ A download goes into `NAME.part`, is resumed from there after an interruption, a
 hash are right.
 """
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -15,11 +16,11 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from mpd_agl.data.progress import progress
 from mpd_agl.data.registry import DataSet, Mirror, RemoteFile
 from mpd_agl.errors import InputError
 
@@ -86,21 +87,20 @@ def how_to_place(spec: DataSet, cache: Path) -> str:
     return f"Put {what} into {downloads(cache, spec)}, or pass --data-dir with {spec.folder or what}."
 
 
-def _progress() -> AbstractContextManager[Any]:
-    """A bar on standard error, or nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        return nullcontext(None)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+@contextmanager
+def locked(spec: DataSet, cache: Path) -> Iterator[None]:
+    """One process at a time fetches a data set; the others wait, and then find what it left."""
+    with contextlib.ExitStack() as stack:
+        try:
+            import fcntl
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+            folder = downloads(cache, spec)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
+        except (ImportError, OSError):  # another system, or a file system without locks
+            pass
+        yield
 
 
 def file_digest(path: Path, digest: str) -> bool:
@@ -117,13 +117,7 @@ def download(file: RemoteFile, folder: Path) -> Path:
         return target
     host = urllib.parse.urlsplit(file.url).hostname or file.url
     try:
-        with _progress() as bar:
-            task = bar.add_task(file.name, total=file.size) if bar is not None else None
-
-            def report(done: int, total: int | None) -> None:
-                if bar is not None:
-                    bar.update(task, completed=done, total=total)
-
+        with progress(file.name, file.size, as_bytes=True) as report:
             _transfer(file, part, host, report)
     except OSError as error:
         if isinstance(error, urllib.error.URLError | socket.timeout | ConnectionError):
