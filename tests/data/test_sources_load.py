@@ -208,7 +208,9 @@ def test_a_file_put_into_the_cache_is_found_without_network(tmp_path, monkeypatc
 
 
 def test_no_files_and_no_download(tmp_path):
-    with pytest.raises(InputError, match=r"downloading is off\. Put cifar-10-python\.tar\.gz into"):
+    with pytest.raises(
+        InputError, match=r"is not in the cache .*Run `mpd-agl data fetch cifar10`\. Put cifar-10-python\.tar\.gz into"
+    ):
         load_dataset("cifar10", "train", cache_dir=tmp_path, download=False)
     with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
         load_dataset("cifar10", "train", data_dir=tmp_path / "nowhere", cache_dir=tmp_path)

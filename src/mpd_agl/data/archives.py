@@ -5,11 +5,14 @@ nor the ratio of compression passes a limit. The folder is written beside its pl
 whole or it is not there.
 """
 
+import glob
 import gzip
 import io
 import lzma
 import os
+import re
 import shutil
+import socket
 import stat
 import tarfile
 import tempfile
@@ -48,9 +51,11 @@ def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
 
     A full disk and other errors of the system become an `InputError` that names the folder.
     """
+    owner = f".{name}.{re.sub(r'[^0-9A-Za-z]', '', socket.gethostname())}-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".part", dir=parent))
+        _clear(parent, owner)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{owner}{os.getpid()}.", suffix=".part", dir=parent))
     except OSError as error:
         raise InputError(f"cannot write into {parent}: {error.strerror}. Choose another --cache-dir.") from error
     try:
@@ -64,6 +69,20 @@ def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _clear(parent: Path, owner: str) -> None:
+    """Remove what a killed process of this machine left behind."""
+    if os.name != "posix":
+        return
+    for path in parent.glob(f"{glob.escape(owner)}*.part"):
+        pid = path.name.removeprefix(owner).split(".")[0]
+        try:
+            os.kill(int(pid), 0)  # asks only whether the process lives
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, OverflowError, PermissionError):
+            continue
 
 
 @contextmanager

