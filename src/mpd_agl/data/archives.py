@@ -46,7 +46,7 @@ DEFAULT_LIMITS = Limits()
 
 
 @contextmanager
-def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
+def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
     """Give a folder under `parent` that is gone when the block ends, however it ends.
 
     A full disk and other errors of the system become an `InputError` that names the folder.
@@ -159,11 +159,10 @@ class _Meter:
     """Counts members and bytes, and stops an archive that holds too much."""
 
     def __init__(self, archive: Path, limits: Limits) -> None:
-        self.archive, self.limits = archive, limits
-        self.packed = max(1, archive.stat().st_size) if archive.exists() else 1
-        self.members = self.bytes = 0
         if not archive.is_file():
             raise InputError(f"there is no file {archive}. Check the path.")
+        self.archive, self.limits = archive, limits
+        self.packed, self.members, self.bytes = archive.stat().st_size, 0, 0
 
     def member(self) -> None:
         self.members += 1
@@ -183,8 +182,7 @@ class _Meter:
         if self.bytes > self.limits.ratio_floor and self.bytes > self.limits.ratio * self.packed:
             raise InputError(
                 f"{self.archive} unpacks to more than {self.limits.ratio} times its size, as a zip bomb does, and "
-                "was not unpacked. "
-                "Get the official file."
+                "was not unpacked. Get the official file."
             )
 
 

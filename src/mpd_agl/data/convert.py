@@ -4,6 +4,7 @@ Sources are tried in order: `data_dir` as given; the cache; the official address
 in the header.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data import readers, sources, store
-from mpd_agl.data.archives import extract, new_folder, scratch_folder
+from mpd_agl.data.archives import extract, is_archive, new_folder, scratch_folder
 from mpd_agl.data.readers import Found
 from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import DataSet
+from mpd_agl.data.sources import Fetched
 from mpd_agl.data.store import Digest, Pixels
 from mpd_agl.errors import InputError
 
@@ -122,10 +124,10 @@ def _named(scratch: Path, found: Found) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(str(scratch), where(found))) from error
+        raise InputError(str(error).replace(str(scratch), called(found))) from error
 
 
-def where(found: Found) -> str:
+def called(found: Found) -> str:
     """What a sentence calls the files: the folder, or the one archive."""
     return str(found.archives[0] if len(found.archives) == 1 else found.place)
 
@@ -149,8 +151,8 @@ def obtain_images(
             return _opened(spec, root, allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
         obtained = _convert(spec, found, root, source, cache, allow_partial)
-        for path in fetched:  # the converted set replaces what was downloaded
-            path.unlink(missing_ok=True)
+        if fetched is not None:  # the converted set replaces what was downloaded
+            fetched.clear()
         return obtained
 
 
@@ -158,7 +160,7 @@ def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, 
     with opened(found, cache) as place:
         splits = readers.read_images(spec, place)
         labels = {split: pixels.y_N for split, pixels in splits.items()}
-        partial = check_counts(spec, labels, where(found), allow_partial=allow_partial)
+        partial = check_counts(spec, labels, called(found), allow_partial=allow_partial)
         store.write(
             root,
             splits,
@@ -183,7 +185,7 @@ def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
     return Obtained(place=root, key=root.name, source=str(header.get("source", "cache")), partial=partial)
 
 
-def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, list[Path]]:
+def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, Fetched | None]:
     """Files that someone put into the cache's download folder, or else the first source that works."""
     folder = sources.downloads(cache, spec)
     try:
@@ -193,12 +195,14 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
             raise
         found = None  # some of several files: the download completes them
     if found is not None:
-        return found, f"cache {folder}", []
+        return found, f"cache {folder}", None
     if not download:
         fetch = f"Run `mpd-agl data fetch {spec.name}`. " if spec.remote or spec.mirror else ""
         raise InputError(f"{spec.title} is not in the cache {cache}. {fetch}{sources.how_to_place(spec, cache)}")
-    source, fetched = sources.fetch(spec, cache)
-    return readers.require(spec, folder), source, fetched
+    fetched = sources.fetch(spec, cache)
+    if all(is_archive(path) for path in fetched.paths):
+        return Found(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
+    return readers.require(spec, folder), fetched.source, fetched
 
 
 def obtain_recordings(
@@ -217,8 +221,8 @@ def obtain_recordings(
             else:
                 found, source, fetched = find_or_fetch(spec, cache, download=download)
                 found = _unpacked(spec, found, kept)
-                for path in fetched:
-                    path.unlink(missing_ok=True)
+                if fetched is not None:
+                    fetched.clear()
     splits = readers.read_recordings(spec, found.place)
     labels = {split: recordings.y_N for split, recordings in splits.items()}
     partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
@@ -236,4 +240,6 @@ def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
             if readers.find_folder(spec, scratch) is None:
                 raise InputError(f"{scratch} holds no {spec.title}. Put {spec.folder} there.")
             readers.read_recordings(spec, scratch)
+            if hasattr(os, "sync"):
+                os.sync()  # the folder stays: its files must reach the disk before its name does
     return readers.require(spec, kept)

