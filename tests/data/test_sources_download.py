@@ -195,7 +195,8 @@ def test_npm_brings_the_package(tmp_path, monkeypatch, toy):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("sys.exit('code E404')", r"npm could not bring toy@1\.0\.0 \(code E404\)"),
+        ("sys.exit('npm error code E404\\nnpm error a long story')", r"npm could not bring toy@1\.0\.0 \(E404\)"),
+        ("sys.exit(7)", r"\(code 7\)"),
         ("pass", "npm could not bring"),
         ("open('toy-1.0.0.tgz', 'wb').write(b'x')", r"npm gave another toy@1\.0\.0 than the known one \(1 bytes"),
     ],
@@ -343,3 +344,12 @@ print(load_dataset("cifar10", "train", cache_dir={str(tmp_path / "cache")!r}).pr
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert len(set(outs)) == 1
     assert (tmp_path / "calls").read_text() == "x"
+
+
+@posix
+def test_a_disk_too_small_for_the_package_is_told_before(tmp_path, monkeypatch, toy):
+    fake_npm(tmp_path / "bin", monkeypatch, "pass")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=r"bytes are free, toy@1\.0\.0 needs 9,000,000,000,000,000"):
+        npm_pack(replace(toy, size=9 * 10**15), tmp_path / "out")
+    assert tree(tmp_path / "out") == set()

@@ -21,7 +21,7 @@ PER_CLASS = 10
 @pytest.fixture
 def recordings(tmp_path, monkeypatch):
     """Ten tiny recordings per class; the number of events tells which one it is."""
-    spec = replace(registry.get("cifar10dvs"), counts={"all": 10 * PER_CLASS})
+    spec = replace(registry.get("cifar10dvs"), counts={"all": 10 * PER_CLASS}, labels_sha256={})
     monkeypatch.setitem(registry.DATASETS, "cifar10dvs", spec)
     for k, name in enumerate(spec.classes):
         (tmp_path / "d" / name).mkdir(parents=True)
@@ -78,7 +78,9 @@ def test_a_damaged_recording_is_named(recordings, tmp_path):
 
 
 def test_nmnist_from_its_zips(tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.DATASETS, "nmnist", replace(registry.get("nmnist"), counts={"train": 20, "test": 10}))
+    monkeypatch.setitem(
+        registry.DATASETS, "nmnist", replace(registry.get("nmnist"), counts={"train": 20, "test": 10}, labels_sha256={})
+    )
     for split, top in nmnist.FOLDERS.items():
         for digit in range(10):
             (tmp_path / top / str(digit)).mkdir(parents=True)

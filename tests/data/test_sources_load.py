@@ -321,7 +321,7 @@ def write_cifar10dvs(folder, per_class=3):
 
 @pytest.mark.parametrize("packed", ["folders", "zips"])
 def test_cifar10dvs_is_split_by_a_named_rule(other_half, tmp_path, monkeypatch, packed):
-    spec = replace(registry.get("cifar10dvs"), counts={"all": 30})
+    spec = replace(registry.get("cifar10dvs"), counts={"all": 30}, labels_sha256={})
     monkeypatch.setitem(registry.DATASETS, "cifar10dvs", spec)
     write_cifar10dvs(tmp_path / "d")
     place = tmp_path / "d"
@@ -425,3 +425,16 @@ def test_a_header_that_tells_another_shape_is_refused(tmp_path, monkeypatch):
     header.write_text(header.read_text().replace("32", "64", 1).replace("32", "16", 1))
     with pytest.raises(InputError, match="was converted from other files than CIFAR-10's"):
         load_dataset("cifar10", "train", cache_dir=tmp_path / "cache")
+
+
+def test_recordings_in_the_wrong_class_folder_are_noticed(other_half, tmp_path, monkeypatch):
+    spec = replace(
+        registry.get("cifar10dvs"), counts={"all": 20}, labels_sha256={"all": store.labels_digest(np.arange(20) // 2)}
+    )
+    monkeypatch.setitem(registry.DATASETS, "cifar10dvs", spec)
+    write_cifar10dvs(tmp_path / "d", 2)
+    where = {"data_dir": tmp_path / "d", "cache_dir": tmp_path / "cache"}
+    assert len(load_dataset("cifar10dvs", "train", **where)) == 13
+    (tmp_path / "d" / "cat" / "cifar10_cat_1.aedat").rename(tmp_path / "d" / "dog" / "cifar10_cat_1.aedat")
+    with pytest.raises(InputError, match="holds other labels than CIFAR10-DVS's all split"):
+        load_dataset("cifar10dvs", "train", **where)

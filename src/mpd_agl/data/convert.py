@@ -75,16 +75,20 @@ def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> N
     expected = spec.sha256.get(split)
     if expected is not None and found.sha256 != expected:
         raise InputError(f"{_blame(spec, split, found, pixels.origin)}. Get the official file again.")
-    labels = spec.labels_sha256.get(split)
-    if labels is not None and found.labels_sha256 != labels:
-        raise InputError(
-            f"{pixels.origin} holds other labels than {spec.title}'s {split} split. Get the official files again."
-        )
+    check_labels(spec, split, found.labels_sha256, pixels.origin)
     encoded = spec.encoded_sha256.get(split)
     if encoded is not None and pixels.encoded_sha256 is not None and (got := pixels.encoded_sha256()) != encoded:
         raise InputError(
             f"the image files in {pixels.origin} are not the official ones (sha256 {got[:16]}...). Get the official "
             "archive again."
+        )
+
+
+def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
+    """Compare the hash of a complete split's labels with the registry's."""
+    if got != spec.labels_sha256.get(split, got):
+        raise InputError(
+            f"{origin} holds other labels than {spec.title}'s {split} split. Get the official files again."
         )
 
 
@@ -226,6 +230,8 @@ def obtain_recordings(
     splits = readers.read_recordings(spec, found.place)
     labels = {split: recordings.y_N for split, recordings in splits.items()}
     partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
+    for split in labels.keys() - partial.keys():
+        check_labels(spec, split, store.labels_digest(labels[split]), str(found.place))
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits
 
 

