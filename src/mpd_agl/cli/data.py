@@ -1,0 +1,122 @@
+"""`mpd-agl data list | fetch NAME | verify NAME | show NAME`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpd_agl.errors import InputError
+
+if TYPE_CHECKING:
+    from mpd_agl.data.verify import Report
+
+EXAMPLES = """examples:
+  mpd-agl data fetch cifar10                            download, convert and check
+  mpd-agl data verify cifar10 --data-dir ~/cifar        read the files of a folder through
+  mpd-agl data show mnist5k -o sheet.png                look at some samples
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the four subcommands."""
+    main = argparse.ArgumentParser(
+        prog="mpd-agl data",
+        description="List, fetch, verify and show data sets.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="name the data sets and what is at hand")
+    fetch = commands.add_parser("fetch", help="bring a data set into the cache: official address, or a mirror")
+    verify = commands.add_parser("verify", help="read every sample; print counts, means and hashes")
+    show = commands.add_parser("show", help="write a PNG with labelled samples")
+    for command in (fetch, verify, show):
+        command.add_argument("name", metavar="NAME", help="a data set's name, as `mpd-agl data list` prints it")
+        command.add_argument("--data-dir", type=Path, metavar="DIR", help="folder or archive with the official files")
+        command.add_argument("--allow-partial", action="store_true", help="take a part of the data set as well")
+    for command in (listing, fetch, verify, show):
+        command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
+    show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
+    show.add_argument("--split", choices=("train", "test"), default="train")
+    return main
+
+
+def run(argv: list[str]) -> int:
+    """Run `mpd-agl data ...`; return the exit code."""
+    args = parser().parse_args(argv)
+    if args.command == "list":
+        print(_table(args.cache_dir), end="")
+        return 0
+    data_dir = args.data_dir.expanduser() if args.data_dir else None
+    if args.command == "fetch":
+        return _fetch(args.name, data_dir, args.cache_dir, args.allow_partial)
+    if args.command == "verify":
+        from mpd_agl.data.verify import verify
+
+        report = verify(args.name, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial)
+        print(_report(report), end="")
+        return 0
+    from mpd_agl.data.show import show
+
+    out = args.out or Path(f"{args.name}.png")
+    if out.suffix.lower() != ".png":
+        raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
+    show(
+        args.name, out, split=args.split, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial
+    )
+    print(out)
+    return 0
+
+
+def _table(cache_dir: Path | None) -> str:
+    from mpd_agl.data.registry import DATASETS
+    from mpd_agl.data.sources import cache_root
+
+    cache = cache_root(cache_dir)
+    rows = [("name", "samples", "shape", "classes", "state", "licence")]
+    for spec in DATASETS.values():
+        if spec.reader.startswith("mnist5k"):
+            state = "embedded"
+        elif (cache / "converted" / spec.name).is_dir() or (cache / "unpacked" / spec.name).is_dir():
+            state = "in the cache"
+        elif spec.remote or spec.mirror:
+            state = "to fetch"
+        else:
+            state = "by hand"
+        samples = " + ".join(f"{n:,}" for n in spec.counts.values())
+        rows.append((spec.name, samples, "x".join(map(str, spec.shape)), str(spec.num_classes), state, spec.licence))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row[:5], widths, strict=True)), row[5]]) for row in rows]
+    return "\n".join([*lines, "", f"cache: {cache}"]) + "\n"
+
+
+def _fetch(name: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool) -> int:
+    from mpd_agl.data import convert, registry
+    from mpd_agl.data.verify import verify
+
+    spec = registry.get(name)
+    if not spec.reader.startswith("mnist5k"):
+        obtain = convert.obtain_images if spec.kind == "images" else convert.obtain_recordings
+        obtain(spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=True)
+    report = verify(name, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
+    print(_report(report), end="")
+    return 0
+
+
+def _report(report: "Report") -> str:
+    lines = [f"{report.name}: {report.source}"]
+    for split, found in report.splits.items():
+        low, high = min(found.per_class), max(found.per_class)
+        each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        part = "" if found.count == found.official else f" of {found.official:,} (partial)"
+        lines.append(f"  {split:5}  {found.count:,}{part} samples, {len(found.per_class)} classes, {each} per class")
+        for name, values in found.means.items():
+            digits = 1 if name.startswith("events") else 4
+            lines.append(f"         {name} ({' '.join(f'{v:.{digits}f}' for v in values)})")
+        lines.append(f"         sha256 {found.sha256} ({found.checked})")
+    lines.append("partial: taken because --allow-partial was given" if report.partial else "complete")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the official python and binary files, and the PNG sheets of a mirror.
+
+All three give the same images in the same order, so the hash of the decoded pixels is one and the same.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from mpd_agl.data.restricted import read_plain_pickle
+from mpd_agl.data.store import Pixels
+from mpd_agl.errors import InputError
+
+SIDE = 32
+PLANE = 3 * SIDE * SIDE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The names in one of the two archives."""
+
+    title: str
+    python_folder: str
+    python: dict[str, tuple[str, ...]]
+    label_key: str
+    binary_folder: str
+    binary: dict[str, tuple[str, ...]]
+    label_bytes: int
+    """Bytes before the pixels of a binary row; the last of them is the label."""
+    sheets: dict[str, tuple[str, ...]] | None = None
+
+
+CIFAR10 = Layout(
+    title="CIFAR-10",
+    python_folder="cifar-10-batches-py",
+    python={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+    label_key="labels",
+    binary_folder="cifar-10-batches-bin",
+    binary={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
+    label_bytes=1,
+    sheets={"train": tuple(f"data_batch_{i}.png" for i in range(1, 6)), "test": ("test_batch.png",)},
+)
+CIFAR100 = Layout(
+    title="CIFAR-100",
+    python_folder="cifar-100-python",
+    python={"train": ("train",), "test": ("test",)},
+    label_key="fine_labels",
+    binary_folder="cifar-100-binary",
+    binary={"train": ("train.bin",), "test": ("test.bin",)},
+    label_bytes=2,
+)
+
+
+def find(folder: Path, layout: Layout) -> tuple[str, Path] | None:
+    """Look for one of the forms in `folder` or its official subfolder: ("python" | "binary" | "sheets", where)."""
+    for form, sub, names in (
+        ("python", layout.python_folder, layout.python),
+        ("binary", layout.binary_folder, layout.binary),
+        ("sheets", "package", layout.sheets or {}),
+    ):
+        for place in (folder, folder / sub):
+            if any((place / name).is_file() for split in names.values() for name in split):
+                return form, place
+    return None
+
+
+def files(form: str, place: Path, layout: Layout) -> list[Path]:
+    """The files that one form consists of; a missing one is an error."""
+    names = {"python": layout.python, "binary": layout.binary, "sheets": layout.sheets or {}}[form]
+    paths = [place / name for split in names.values() for name in split]
+    if form == "sheets":
+        paths += [place / name for name in _SHEET_LABELS.values()]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(
+                f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive "
+                "again."
+            )
+    return paths
+
+
+def read(form: str, place: Path, layout: Layout, classes: tuple[str, ...]) -> dict[str, Pixels]:
+    """Open both splits. Labels are read and checked at once, images when they are asked for."""
+    files(form, place, layout)
+    reader = {"python": _read_python, "binary": _read_binary, "sheets": _read_sheets}[form]
+    return {split: reader(place, layout, split, classes) for split in ("train", "test")}
+
+
+def _split(
+    place: Path,
+    names: Sequence[str],
+    labels: list[NDArray[np.int64]],
+    classes: tuple[str, ...],
+    part: Callable[[Path], NDArray[np.uint8]],
+) -> Pixels:
+    for name, y_N in zip(names, labels, strict=True):
+        if len(y_N) and (y_N.min() < 0 or y_N.max() >= len(classes)):
+            bad = int(y_N.min()) if y_N.min() < 0 else int(y_N.max())
+            raise InputError(
+                f"{place / name} holds the label {bad}, outside 0..{len(classes) - 1}. Get the official file."
+            )
+
+    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for name in names:
+            yield str(place / name), part(place / name)
+
+    y_N = np.concatenate(labels)
+    return Pixels(shape_NHWC=(len(y_N), SIDE, SIDE, 3), y_N=y_N, classes=classes, parts=parts, origin=str(place))
+
+
+def _planes_to_images(x_NP: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rows of three colour planes to images_NHWC."""
+    return np.ascontiguousarray(x_NP.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
+
+
+def _python_batch(path: Path, label_key: str) -> tuple[dict[str, Any], NDArray[np.uint8], NDArray[np.int64]]:
+    content = read_plain_pickle(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no CIFAR batch but a {type(content).__name__}. Get the official file.")
+    batch = {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in content.items()}
+    x_NP, labels = batch.get("data"), batch.get(label_key)
+    if not isinstance(x_NP, np.ndarray) or x_NP.dtype != np.uint8 or x_NP.ndim != 2 or x_NP.shape[1] != PLANE:
+        got = f"{x_NP.dtype} {x_NP.shape}" if isinstance(x_NP, np.ndarray) else type(x_NP).__name__
+        raise InputError(f"{path} holds images as {got}, expected uint8 (N, {PLANE}). Get the official file.")
+    if isinstance(labels, np.ndarray):
+        labels = labels.ravel().tolist()
+    if not isinstance(labels, list) or not all(type(v) is int and -(1 << 31) < v < 1 << 31 for v in labels):
+        raise InputError(f"{path} has no list of integers called {label_key!r}. Get the official file.")
+    if len(labels) != len(x_NP) or not labels:
+        raise InputError(f"{path} holds {len(x_NP):,} images and {len(labels):,} labels. Get the official file.")
+    return batch, x_NP, np.array(labels, np.int64)
+
+
+def _read_python(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
+    names, labels, planes = layout.python[split], [], {}
+    kind = {"train": "training", "test": "testing"}[split]
+    for name in names:
+        batch, planes[place / name], y_N = _python_batch(place / name, layout.label_key)
+        title = batch.get("batch_label", b"")
+        title = title.decode("latin1") if isinstance(title, bytes) else str(title)
+        if title.split(" ", 1)[0] in {"training", "testing"} - {kind}:
+            raise InputError(
+                f"{place / name} calls itself {title!r}: training and test files were swapped. Get the official "
+                "archive."
+            )
+        labels.append(y_N)
+    return _split(place, names, labels, classes, lambda path: _planes_to_images(planes[path]))
+
+
+def _binary_rows(path: Path, label_bytes: int) -> NDArray[np.uint8]:
+    row, size = label_bytes + PLANE, path.stat().st_size
+    if size == 0 or size % row:
+        raise InputError(
+            f"{path} has {size:,} bytes, not a multiple of {row:,}: it is cut short or of another kind. Get the file "
+            "again."
+        )
+    return np.memmap(path, np.uint8, "r").reshape(-1, row)
+
+
+def _binary_images(path: Path, label_bytes: int) -> NDArray[np.uint8]:
+    return _planes_to_images(np.asarray(_binary_rows(path, label_bytes)[:, label_bytes:]))
+
+
+def _read_binary(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
+    names, skip = layout.binary[split], layout.label_bytes
+    labels = [np.asarray(_binary_rows(place / name, skip)[:, skip - 1]).astype(np.int64) for name in names]
+    return _split(place, names, labels, classes, partial(_binary_images, label_bytes=skip))
+
+
+_SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so in the package
+
+
+def _sheet(path: Path) -> NDArray[np.uint8]:
+    """A PNG with one image per row of pixels: 1024 wide, RGB."""
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            if image.width != SIDE * SIDE or image.mode not in ("RGB", "RGBA"):
+                raise InputError(
+                    f"{path} is a {image.mode} image {image.width} wide, expected RGB 1024 wide. Get the package again."
+                )
+            x_NPC = np.asarray(image.convert("RGB"))
+    except InputError:
+        raise
+    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path} is no readable PNG image ({str(error)[:80]}). Get the package again.") from error
+    return x_NPC.reshape(-1, SIDE, SIDE, 3)
+
+
+def _read_sheets(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
+    assert layout.sheets is not None
+    names, path = layout.sheets[split], place / _SHEET_LABELS[split]
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, list) or not all(type(v) is int for v in values):
+            raise ValueError("no list of integers")
+        y_N = np.array(values, np.int64)
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path} is no list of labels ({str(error)[:80]}). Get the package again.") from error
+    if not len(y_N) or len(y_N) % len(names):
+        raise InputError(f"{path} holds {len(y_N):,} labels for {len(names)} sheets. Get the package again.")
+    return _split(place, names, np.split(y_N, len(names)), classes, _sheet)

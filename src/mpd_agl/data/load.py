@@ -1,0 +1,149 @@
+"""A data set by name, ready to train on."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpd_agl.data import convert, mnist5k, registry, sources, store
+from mpd_agl.data.registry import DataSet
+from mpd_agl.data.types import ArraySet, EventStream, FrameConfig
+from mpd_agl.errors import unknown_name
+
+SPLITS = ("train", "test")
+CAMERA_SEED = 0
+"""mnist5k-dvs is one fixed data set: the seed of a run does not change it."""
+DEFAULT_SPLIT_RULE = "per-class-90-10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Reads the i-th recording of a simulated camera. It can be sent to a worker process."""
+
+    images_NHW: NDArray[np.uint8]
+    index_N: NDArray[np.int64]
+    seed: int
+    path: str = "saccades"
+    size: int = 34
+
+    def __call__(self, i: int) -> EventStream:
+        """Record the i-th image."""
+        from mpd_agl.data.dvs import simulate
+
+        # The number among all 5,000 images, so that a recording does not depend on the split.
+        index = int(self.index_N[i])
+        return simulate(
+            self.images_NHW[i], seed=self.seed, index=index, path=self.path, width=self.size, height=self.size
+        )
+
+
+def load_dataset(
+    name: str,
+    split: str,
+    *,
+    data_dir: Path | str | None = None,
+    cache_dir: Path | str | None = None,
+    allow_partial: bool = False,
+    frames: FrameConfig | None = None,
+    split_rule: str = DEFAULT_SPLIT_RULE,
+    seed: int = 0,
+    download: bool = True,
+) -> ArraySet:
+    """Load a split of a data set: `load_dataset("cifar10", "train")`.
+
+    Files are taken from `data_dir` if given, else from the cache, the official address or a mirror, and converted
+    once. Images are memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and
+    `seed` matter only to sets without an official split.
+    """
+    spec = registry.get(name)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    cache = None if cache_dir is None else Path(cache_dir).expanduser()
+    if spec.kind == "images":
+        return _images(spec, split, folder, cache, allow_partial, download)
+    return _events(spec, split, folder, cache, allow_partial, download, frames or FrameConfig(), split_rule, seed)
+
+
+def _images(
+    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
+) -> ArraySet:
+    provenance: dict[str, Any]
+    if spec.reader == "mnist5k":
+        index = mnist5k.split_index(split)
+        x_NHWC, y_N, classes = mnist5k.images()[index][..., None], mnist5k.labels()[index], spec.classes
+        provenance = {"source": "embedded", "partial": False, "sha256": spec.sha256[split]}
+    else:
+        found = convert.obtain_images(
+            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
+        )
+        stored = store.open_split(found.place, split)
+        x_NHWC, y_N, classes = stored.x_NHWC, stored.y_N, tuple(stored.header["classes"])
+        provenance = {**found.provenance(), "sha256": stored.header["sha256"]}
+    return ArraySet(
+        name=spec.name,
+        split=split,
+        x=x_NHWC,
+        y=y_N,
+        classes=classes,
+        mean=spec.mean,
+        std=spec.std,
+        provenance=provenance,
+    )
+
+
+def _events(
+    spec: DataSet,
+    split: str,
+    data_dir: Path | None,
+    cache_dir: Path | None,
+    allow_partial: bool,
+    download: bool,
+    config: FrameConfig,
+    split_rule: str,
+    seed: int,
+) -> ArraySet:
+    from mpd_agl.data.framing import build_frames
+
+    read: Any
+    if spec.reader == "mnist5k-dvs":
+        index_N = mnist5k.split_index(split)
+        read = Simulated(images_NHW=mnist5k.images()[index_N], index_N=index_N, seed=CAMERA_SEED)
+        y_N, key = mnist5k.labels()[index_N], f"{spec.name}-{CAMERA_SEED}-{split}"
+        provenance = {
+            "source": "embedded, simulated camera",
+            "partial": False,
+            "camera_seed": CAMERA_SEED,
+            "split_rule": "official",
+        }
+    else:
+        found, splits = convert.obtain_recordings(
+            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
+        )
+        provenance = found.provenance()
+        if "all" in splits:
+            from mpd_agl.data.splits import split_indices
+
+            index_N, split_hash = split_indices(splits["all"].y_N, split_rule, split=split, seed=seed)
+            read = splits["all"].take(index_N)
+            # Frames are kept per split, so that each is one memory-mapped array.
+            key = f"{found.key}-{split}-{split_hash[:16]}"
+            provenance |= {"split_rule": split_rule, "split_seed": seed, "split_hash": split_hash}
+        else:
+            read, key = splits[split], f"{found.key}-{split}"
+            provenance |= {"split_rule": "official"}
+        y_N = read.y_N
+    x_NTHWC = build_frames(read, len(y_N), config, sources.cache_root(cache_dir) / "frames", key=key)
+    provenance |= {"frames": asdict(config)}
+    return ArraySet(
+        name=spec.name,
+        split=split,
+        x=x_NTHWC,
+        y=y_N,
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        provenance=provenance,
+    )

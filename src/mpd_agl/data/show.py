@@ -1,0 +1,136 @@
+"""A PNG with labelled samples: a sheet of images, or strips of frames for event data (ON red, OFF blue)."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from mpd_agl.data import convert, mnist5k, registry
+from mpd_agl.data.load import CAMERA_SEED, Simulated, load_dataset
+from mpd_agl.data.recordings import Recordings
+from mpd_agl.data.registry import DataSet
+from mpd_agl.data.types import FrameConfig
+from mpd_agl.errors import InputError
+
+COLUMNS, ROWS = 10, 6
+STRIPS, STEPS = 6, 10
+TEXT = 14  # pixels for a label
+
+
+def show(
+    name: str, out: Path, *, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
+) -> None:
+    """Write the picture; samples are spread evenly over the classes."""
+    spec = registry.get(name)
+    if spec.kind == "images":
+        sheet = image_sheet(spec, split, data_dir, cache_dir, allow_partial)
+    else:
+        sheet = event_strips(spec, split, data_dir, cache_dir, allow_partial)
+    save(sheet, out)
+
+
+def save(image: Image.Image, out: Path) -> None:
+    """Write a PNG beside its place and rename it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(suffix=".part", dir=out.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                image.save(file, "PNG")
+            os.chmod(scratch, 0o644)
+            os.replace(scratch, out)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}. Choose another file with -o.") from error
+
+
+def pick(y_N: NDArray[np.int64], count: int) -> list[int]:
+    """The first samples of evenly spaced classes, then the second ones, and so on."""
+    classes = np.unique(y_N)
+    wanted = classes[np.linspace(0, len(classes) - 1, min(len(classes), count)).round().astype(int)]
+    places = [np.flatnonzero(y_N == c) for c in wanted]
+    chosen = [int(p[turn]) for turn in range(count) for p in places if turn < len(p)]
+    return chosen[:count]
+
+
+def _label(draw: ImageDraw.ImageDraw, x: int, y: int, text: str, width: int) -> None:
+    while text and draw.textlength(text) > width:
+        text = text[:-1]
+    draw.text((x, y), text, fill=(20, 20, 20))
+
+
+def image_sheet(
+    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
+) -> Image.Image:
+    """Ten columns of images, each under its label."""
+    data = load_dataset(spec.name, split, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
+    scale = max(1, 84 // spec.shape[0])
+    side, chosen = spec.shape[0] * scale, pick(data.y, COLUMNS * ROWS)
+    cell_w, cell_h = side + 8, side + TEXT + 8
+    sheet = Image.new("RGB", (COLUMNS * cell_w + 8, -(-len(chosen) // COLUMNS) * cell_h + 8), (255, 255, 255))
+    draw = ImageDraw.Draw(sheet)
+    for k, i in enumerate(chosen):
+        x, y = 8 + k % COLUMNS * cell_w, 8 + k // COLUMNS * cell_h
+        image_HWC = np.asarray(data.x[i])
+        image = Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC)
+        _label(draw, x, y, data.classes[int(data.y[i])], side)
+        sheet.paste(image.convert("RGB").resize((side, side), Image.Resampling.NEAREST), (x, y + TEXT))
+    return sheet
+
+
+def event_strips(
+    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
+) -> Image.Image:
+    """One row of frames per recording; only the recordings shown are read."""
+    from mpd_agl.data.framing import build_frames
+
+    if spec.reader == "mnist5k-dvs":
+        index_N = mnist5k.split_index(split)
+        labels_N = mnist5k.labels()[index_N]
+        chosen = pick(labels_N, STRIPS)
+        read: Simulated | Recordings = Simulated(
+            images_NHW=mnist5k.images()[index_N[chosen]], index_N=index_N[chosen], seed=CAMERA_SEED
+        )
+    else:
+        _, splits = convert.obtain_recordings(
+            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=True
+        )
+        recordings = splits.get(split) or splits["all"]
+        labels_N, chosen = recordings.y_N, pick(recordings.y_N, STRIPS)
+        read = recordings.take(np.array(chosen))
+    config = FrameConfig(num_steps=STEPS, slicing="time", mode="count", size=48)
+    with tempfile.TemporaryDirectory() as scratch:
+        frames = build_frames(read, len(chosen), config, Path(scratch), key="show", progress=False)
+        frames_NTHWC = np.array(frames)  # a copy, before the folder goes
+        del frames
+    return draw_strips(frames_NTHWC, [spec.classes[int(labels_N[i])] for i in chosen])
+
+
+def draw_strips(frames_NTHWC: NDArray[np.uint8], labels: list[str]) -> Image.Image:
+    """Frames side by side on white; ON (channel 1) towards red, OFF (channel 0) towards blue."""
+    n, steps, height, width, _ = frames_NTHWC.shape
+    scale = 2
+    cell_w, cell_h = width * scale + 4, height * scale + TEXT + 8
+    sheet = Image.new("RGB", (steps * cell_w + 12, n * cell_h + 8), (255, 255, 255))
+    draw = ImageDraw.Draw(sheet)
+    for row in range(n):
+        y = 8 + row * cell_h
+        _label(draw, 8, y, labels[row], steps * cell_w)
+        top = max(
+            1.0, float(np.percentile(frames_NTHWC[row][frames_NTHWC[row] > 0], 95)) if frames_NTHWC[row].any() else 1.0
+        )
+        for t in range(steps):
+            off_HW, on_HW = (np.clip(frames_NTHWC[row, t, ..., c] / top, 0, 1) for c in (0, 1))
+            rgb = 255 * np.stack([1 - off_HW, 1 - np.maximum(off_HW, on_HW), 1 - on_HW], -1)
+            frame = Image.fromarray(rgb.astype(np.uint8)).resize(
+                (width * scale, height * scale), Image.Resampling.NEAREST
+            )
+            x = 8 + t * cell_w
+            sheet.paste(frame, (x, y + TEXT))
+            draw.rectangle((x, y + TEXT, x + width * scale - 1, y + TEXT + height * scale - 1), outline=(200, 200, 200))
+    return sheet

@@ -1,0 +1,215 @@
+"""Image sets after their first conversion: one raw uint8 array per split, its labels and a header.
+
+    NAME-KEY/train/pixels.u8     images_NHWC, C order, memory-mapped when opened NAME-KEY/train/labels.i64
+    little-endian int64, one per image NAME-KEY/train/header.json   shape, sha256 of both files, classes, source,
+    whether the set is partial, the version that made it
+
+A folder is written beside its place, synced and renamed: it is whole or it is not there. Opening checks header, sizes
+and labels; `verify` reads every pixel.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpd_agl import __version__
+from mpd_agl.data.archives import new_folder
+from mpd_agl.data.progress import progress
+from mpd_agl.errors import InputError
+
+FORMAT = 1
+BLOCK = 1024  # images read at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """One split as a reader hands it on: labels at once, images in parts, each with its file's name."""
+
+    shape_NHWC: tuple[int, int, int, int]
+    y_N: NDArray[np.int64]
+    classes: tuple[str, ...]
+    parts: Callable[[], Iterator[tuple[str, NDArray[np.uint8]]]]
+    origin: str
+    """Where the split was read, for errors and records."""
+    encoded_sha256: Callable[[], str] | None = None
+    """sha256 of the image files themselves, in order, where decoding is not exact (JPEG)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """What a pass over all images found."""
+
+    count: int
+    sha256: str
+    labels_sha256: str
+    per_class: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    parts: tuple[tuple[str, str], ...] = ()
+    """File name and sha256 of the pixels of each part, to name the one that is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """An opened split: memory-mapped images, labels, header."""
+
+    folder: Path
+    x_NHWC: NDArray[np.uint8]
+    y_N: NDArray[np.int64]
+    header: dict[str, Any] = field(repr=False)
+
+
+def labels_digest(y_N: NDArray[np.int64]) -> str:
+    """sha256 of the labels as little-endian int64."""
+    return hashlib.sha256(np.ascontiguousarray(y_N, dtype="<i8").tobytes()).hexdigest()
+
+
+def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -> Digest:
+    """Read all images once: hash, counts per class, channel means and deviations. `sink` gets every byte."""
+    n, height, width, channels = pixels.shape_NHWC
+    whole, parts, seen = hashlib.sha256(), [], 0
+    total_C, squares_C = np.zeros(channels), np.zeros(channels)
+    values = np.arange(256, dtype=np.float64)
+    for name, x_NHWC in _shown(pixels):
+        if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != (height, width, channels):
+            raise InputError(
+                f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
+                f"{(height, width, channels)}. "
+                "Get the official file."
+            )
+        x_NHWC = np.ascontiguousarray(x_NHWC)
+        part, view = hashlib.sha256(), x_NHWC.reshape(-1).data
+        part.update(view)
+        whole.update(view)
+        if sink is not None:
+            sink(view)
+        parts.append((name, part.hexdigest()))
+        seen += len(x_NHWC)
+        for c in range(channels):  # exact: integer histograms
+            counts = np.bincount(x_NHWC[..., c].ravel(), minlength=256)
+            total_C[c] += counts @ values
+            squares_C[c] += counts @ values**2
+    if seen != n:
+        raise InputError(f"{pixels.origin} gave {seen:,} images for {n:,} labels. Get the official files.")
+    per_pixel = max(1, n * height * width) * 255.0
+    mean_C = total_C / per_pixel
+    std_C = np.sqrt(np.maximum(0.0, squares_C / (per_pixel * 255.0) - mean_C**2))
+    return Digest(
+        count=n,
+        sha256=whole.hexdigest(),
+        labels_sha256=labels_digest(pixels.y_N),
+        per_class=tuple(np.bincount(pixels.y_N, minlength=len(pixels.classes)).tolist()),
+        mean=tuple(mean_C.tolist()),
+        std=tuple(std_C.tolist()),
+        parts=tuple(parts),
+    )
+
+
+def _shown(pixels: Pixels) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """The parts, with a bar for whoever waits."""
+    done, total = 0, pixels.shape_NHWC[0]
+    with progress(Path(pixels.origin).name, total) as report:
+        for name, x_NHWC in pixels.parts():
+            yield name, x_NHWC
+            done += len(x_NHWC)
+            report(done, total)
+
+
+def write(
+    root: Path, splits: dict[str, Pixels], check: Callable[[str, Pixels, Digest], None], extra: dict[str, Any]
+) -> dict[str, Digest]:
+    """Convert all splits into the new folder `root`. `check` may refuse a split by its digest: then nothing stays."""
+    digests: dict[str, Digest] = {}
+    with new_folder(root) as scratch:
+        for split, pixels in splits.items():
+            folder = scratch / split
+            folder.mkdir()
+            with (folder / "pixels.u8").open("wb") as out:
+                digests[split] = found = digest(pixels, out.write)
+                _flush(out)
+            check(split, pixels, found)
+            with (folder / "labels.i64").open("wb") as out:
+                out.write(np.ascontiguousarray(pixels.y_N, dtype="<i8").tobytes())
+                _flush(out)
+            header = {
+                "format": FORMAT,
+                "split": split,
+                "shape": list(pixels.shape_NHWC),
+                "dtype": "uint8",
+                "sha256": found.sha256,
+                "labels_sha256": found.labels_sha256,
+                "classes": list(pixels.classes),
+                "made_by": f"mpd-agl {__version__}",
+                **extra,
+            }
+            with (folder / "header.json").open("w", encoding="utf-8") as text:
+                json.dump(header, text, indent=1)
+                _flush(text)
+    return digests
+
+
+def _flush(out: Any) -> None:
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def open_split(root: Path, split: str) -> Stored:
+    """Open a converted split without reading its pixels: header, sizes and labels are checked, images mapped."""
+    folder = root / split
+    again = f"Remove {root} and it is converted again."
+    try:
+        header = json.loads((folder / "header.json").read_text(encoding="utf-8"))
+        shape = tuple(int(n) for n in header["shape"])
+        if header["format"] != FORMAT or header["dtype"] != "uint8" or len(shape) != 4 or min(shape) < 1:
+            raise ValueError("another format")
+        classes = tuple(str(c) for c in header["classes"])
+        size, labels = (folder / "pixels.u8").stat().st_size, (folder / "labels.i64").read_bytes()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{folder} is not a converted data set ({error}). {again}") from error
+    expected = math.prod(shape)
+    if size != expected:
+        raise InputError(f"{folder / 'pixels.u8'} has {size:,} bytes, expected {expected:,}. {again}")
+    if len(labels) != 8 * shape[0] or hashlib.sha256(labels).hexdigest() != header.get("labels_sha256"):
+        raise InputError(f"{folder / 'labels.i64'} is damaged: its content is not the one that was written. {again}")
+    y_N = np.frombuffer(labels, "<i8").astype(np.int64)
+    if y_N.min() < 0 or y_N.max() >= len(classes):
+        raise InputError(f"{folder / 'labels.i64'} holds a label outside 0..{len(classes) - 1}. {again}")
+    x_NHWC = np.memmap(folder / "pixels.u8", np.uint8, "r", shape=shape)
+    return Stored(folder=folder, x_NHWC=x_NHWC, y_N=y_N, header=header)
+
+
+def as_pixels(stored: Stored) -> Pixels:
+    """The stored images in parts, to be read through once more."""
+
+    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for start in range(0, len(stored.y_N), BLOCK):
+            yield str(stored.folder / "pixels.u8"), np.asarray(stored.x_NHWC[start : start + BLOCK])
+
+    n, h, w, c = stored.x_NHWC.shape
+    return Pixels(
+        shape_NHWC=(n, h, w, c),
+        y_N=stored.y_N,
+        classes=tuple(stored.header["classes"]),
+        parts=parts,
+        origin=str(stored.folder),
+    )
+
+
+def verify(stored: Stored) -> Digest:
+    """Read every pixel and compare with the checksum of the header."""
+    found = digest(as_pixels(stored))
+    if found.sha256 != stored.header.get("sha256"):
+        raise InputError(
+            f"{stored.folder / 'pixels.u8'} is damaged: its sha256 is {found.sha256[:16]}..., "
+            f"the header says {str(stored.header.get('sha256'))[:16]}.... Remove {stored.folder.parent} and it is "
+            "converted again."
+        )
+    return found

@@ -1,0 +1,149 @@
+"""Tiny-ImageNet-200 in its official folder: 64x64 JPEG files, some of them greyscale.
+
+Classes are the 200 WordNet ids in sorted order. Images are ordered by class and number (training) and by number
+(validation, which serves as test set: the official test images have no public labels).
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mpd_agl.data.store import Pixels
+from mpd_agl.errors import InputError
+
+SIDE = 64
+PART = 500  # images per part: one class of the complete training set
+FOLDER = "tiny-imagenet-200"
+_WNID = re.compile(r"n\d{8}")
+
+
+def find(folder: Path) -> Path | None:
+    """`folder` itself or the official subfolder, whichever holds wnids.txt."""
+    return next((place for place in (folder, folder / FOLDER) if (place / "wnids.txt").is_file()), None)
+
+
+def markers(place: Path) -> list[Path]:
+    """Files and folders whose times change when the set does: 203 entries instead of 110,000."""
+    return [
+        place / "wnids.txt",
+        place / "val" / "val_annotations.txt",
+        place / "val" / "images",
+        *sorted(place.glob("train/*/images")),
+    ]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}). Get the official archive again."
+        ) from error
+
+
+def read(place: Path, num_classes: int = 200) -> dict[str, Pixels]:
+    """Open both splits: files are listed and checked at once, images decoded when they are asked for."""
+    wnids = sorted({line.strip() for line in _lines(place / "wnids.txt") if line.strip()})
+    if len(wnids) != num_classes or not all(_WNID.fullmatch(w) for w in wnids):
+        raise InputError(
+            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official "
+            "archive."
+        )
+    words = {}
+    if (place / "words.txt").is_file():
+        words = dict(line.split("\t", 1) for line in _lines(place / "words.txt") if "\t" in line)
+    classes = tuple(words.get(w, w).split(",")[0].strip() for w in wnids)
+    return {"train": _train(place, wnids, classes), "test": _validation(place, wnids, classes)}
+
+
+def _train(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixels:
+    paths, labels = [], []
+    for label, wnid in enumerate(wnids):
+        folder = place / "train" / wnid / "images"
+        pattern = re.compile(rf"{wnid}_(\d+)\.JPEG")
+        try:
+            found = [
+                (int(m[1]), folder / entry.name) for entry in folder.iterdir() if (m := pattern.fullmatch(entry.name))
+            ]
+        except OSError:
+            found = []
+        if not found:
+            raise InputError(
+                f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive "
+                "again."
+            )
+        paths += [path for _, path in sorted(found)]
+        labels += [label] * len(found)
+    return _pixels(paths, labels, classes, str(place / "train"))
+
+
+def _validation(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixels:
+    path = place / "val" / "val_annotations.txt"
+    index, rows = {wnid: i for i, wnid in enumerate(wnids)}, []
+    for line in _lines(path):
+        name, _, rest = line.partition("\t")
+        wnid = rest.split("\t")[0].strip()
+        number = re.fullmatch(r"val_(\d+)\.JPEG", name)
+        if number is None or wnid not in index:
+            raise InputError(
+                f"{path} holds the line {line[:60]!r}, no image of a known class. Get the official archive again."
+            )
+        rows.append((int(number[1]), place / "val" / "images" / name, index[wnid]))
+    if not rows:
+        raise InputError(f"{path} lists no image. Get the official archive again.")
+    rows.sort()
+    present = {p.name for p in (place / "val" / "images").glob("*.JPEG")}
+    for _, image, _ in rows:
+        if image.name not in present:
+            raise InputError(f"{image} is missing, but {path.name} lists it. Get the official archive again.")
+    return _pixels([p for _, p, _ in rows], [y for _, _, y in rows], classes, str(place / "val"))
+
+
+def _pixels(paths: list[Path], labels: list[int], classes: tuple[str, ...], origin: str) -> Pixels:
+    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        # Decoding releases the interpreter lock, so threads share the work.
+        with ThreadPoolExecutor() as pool:
+            for start in range(0, len(paths), PART):
+                group = paths[start : start + PART]
+                yield str(group[0].parent), np.stack(list(pool.map(read_jpeg, group)))
+
+    def encoded_sha256() -> str:
+        # Two JPEG decoders may differ by one grey level, so the files are what a hash can vouch for.
+        whole = hashlib.sha256()
+        for path in paths:
+            whole.update(path.read_bytes())
+        return whole.hexdigest()
+
+    return Pixels(
+        shape_NHWC=(len(paths), SIDE, SIDE, 3),
+        y_N=np.array(labels, np.int64),
+        classes=classes,
+        parts=parts,
+        origin=origin,
+        encoded_sha256=encoded_sha256,
+    )
+
+
+def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
+    """Decode one image to RGB; greyscale becomes three equal channels, another size or mode is an error."""
+    try:
+        with Image.open(path, formats=["JPEG"]) as image:
+            if image.size != (side, side) or image.mode not in ("RGB", "L"):
+                raise InputError(
+                    f"{path} is a {image.mode} image of {image.width}x{image.height} pixels, expected RGB or "
+                    f"greyscale {side}x{side}. "
+                    "Get the official archive again."
+                )
+            return np.asarray(image.convert("RGB"))
+    except InputError:
+        raise
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"{path} is no readable JPEG image ({str(error)[:80]}). Get the official archive again."
+        ) from error

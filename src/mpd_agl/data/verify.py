@@ -1,0 +1,127 @@
+"""A thorough look at a data set: every sample is read, counted, hashed and compared with the registry."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mpd_agl.data import convert, mnist5k, readers, registry, sources, store
+from mpd_agl.data.progress import progress
+from mpd_agl.data.recordings import Recordings
+from mpd_agl.data.registry import DataSet
+from mpd_agl.data.store import Pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitReport:
+    """What was found in one split."""
+
+    count: int
+    official: int
+    per_class: tuple[int, ...]
+    sha256: str
+    checked: str
+    """What the hash was compared with, in words."""
+    means: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `verify` found; it raises instead when something is wrong."""
+
+    name: str
+    source: str
+    splits: dict[str, SplitReport]
+
+    @property
+    def partial(self) -> bool:
+        """Whether a split has less than the official number of samples."""
+        return any(s.count < s.official for s in self.splits.values())
+
+
+def verify(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    allow_partial: bool = False,
+    download: bool = False,
+) -> Report:
+    """Read a data set through: from `data_dir` as it is, or else from the cache."""
+    spec = registry.get(name)
+    cache = sources.cache_root(cache_dir)
+    if spec.reader == "mnist5k":
+        return _images(spec, mnist5k.read(spec.classes), "embedded")
+    if spec.reader == "mnist5k-dvs":
+        return _simulated(spec)
+    if spec.kind == "events":
+        found, recordings = convert.obtain_recordings(
+            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
+        )
+        splits = {split: _recordings(spec, split, item) for split, item in recordings.items()}
+        return Report(name=spec.name, source=found.source, splits=splits)
+    if data_dir is not None:
+        files = readers.require(spec, data_dir)
+        with convert.opened(files, cache) as place:
+            pixels = readers.read_images(spec, place)
+            labels = {split: p.y_N for split, p in pixels.items()}
+            convert.check_counts(spec, labels, convert.called(files), allow_partial=allow_partial)
+            return _images(spec, pixels, f"data-dir {data_dir}")
+    found = convert.obtain_images(
+        spec, data_dir=None, cache_dir=cache_dir, allow_partial=allow_partial, download=download
+    )
+    stored = {split: store.open_split(found.place, split) for split in spec.counts}
+    return _images(spec, {split: store.as_pixels(item) for split, item in stored.items()}, found.source, stored)
+
+
+def _images(
+    spec: DataSet, splits: dict[str, Pixels], source: str, stored: dict[str, store.Stored] | None = None
+) -> Report:
+    reports = {}
+    for split, pixels in splits.items():
+        digest = store.digest(pixels) if stored is None else store.verify(stored[split])
+        convert.check_content(spec, split, pixels, digest)
+        if digest.count != spec.counts[split]:
+            checked = "of a part: nothing to compare with"
+        elif split in spec.sha256:
+            checked = "the official pixels"
+        elif split in spec.encoded_sha256 and pixels.encoded_sha256 is not None:
+            checked = "decoded from the official files"
+        else:
+            checked = "not compared: no official value known here"
+        reports[split] = SplitReport(
+            count=digest.count,
+            official=spec.counts[split],
+            per_class=digest.per_class,
+            sha256=digest.sha256,
+            checked=checked,
+            means={"mean": digest.mean, "std": digest.std},
+        )
+    return Report(name=spec.name, source=source, splits=reports)
+
+
+def _recordings(spec: DataSet, split: str, recordings: Recordings) -> SplitReport:
+    whole, events, on = hashlib.sha256(), 0, 0
+    count = len(recordings)
+    with progress(Path(recordings.origin).name, count) as report:
+        for i, path in enumerate(recordings.paths):
+            stream = recordings(i)
+            whole.update(path.read_bytes())
+            events += len(stream)
+            on += int(stream.p_E.sum())
+            report(i + 1, count)
+    return SplitReport(
+        count=count,
+        official=spec.counts[split],
+        per_class=tuple(np.bincount(recordings.y_N, minlength=spec.num_classes).tolist()),
+        sha256=whole.hexdigest(),
+        checked="of the files; not compared: no official value known here",
+        means={"events per recording": (events / count,), "share of ON events": (on / events,)},
+    )
+
+
+def _simulated(spec: DataSet) -> Report:
+    """The images are what can be verified; the camera is deterministic."""
+    base = _images(registry.get("mnist5k"), mnist5k.read(spec.classes), "embedded, simulated camera")
+    return Report(name=spec.name, source=base.source, splits=base.splits)

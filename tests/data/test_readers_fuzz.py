@@ -1,0 +1,243 @@
+"""Ten thousand damaged files: each ends in data that keeps its promises, or in one sentence. Nothing else."""
+
+import gzip
+import io
+import pickle
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samplefiles import cifar_images, idx_bytes, jpeg_bytes, planes, tree
+
+from mpd_agl.data import aedat, archives, cifar, idx, nmnist, restricted, store, tinyimagenet
+from mpd_agl.data.types import EventStream
+from mpd_agl.errors import InputError
+
+CASES = {
+    "aedat": 2200,
+    "nmnist": 2000,
+    "idx": 1500,
+    "pickle": 2600,
+    "archives": 700,
+    "cifar binary": 300,
+    "jpeg": 400,
+    "header": 300,
+}
+NAME = Path("some_file")
+
+
+def test_there_are_ten_thousand_cases():
+    assert sum(CASES.values()) >= 10_000
+
+
+def fuzz(name):
+    ignored = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+    return settings(
+        max_examples=CASES[name], deadline=None, database=None, derandomize=True, suppress_health_check=ignored
+    )
+
+
+def damaged(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Bytes near a valid file: some changed, a piece left out or doubled, the end cut off; or anything at all."""
+    at = st.integers(0, max(0, len(whole) - 1))
+
+    def change(edits, cut, piece):
+        content = bytearray(whole)
+        for place, value in edits:
+            content[place] = value
+        start, length, twice = piece
+        part = content[start : start + length]
+        content[start : start + length] = part + part if twice else b""
+        return bytes(content[: len(content) - cut])
+
+    return st.one_of(
+        st.builds(
+            change,
+            st.lists(st.tuples(at, st.integers(0, 255)), max_size=6),
+            st.one_of(st.just(0), st.integers(0, len(whole))),
+            st.one_of(st.just((0, 0, False)), st.tuples(at, st.integers(0, 40), st.booleans())),
+        ),
+        st.binary(max_size=200),
+    )
+
+
+def check_stream(stream: EventStream, side: int) -> None:
+    assert len(stream) > 0
+    assert (np.diff(stream.t_E) >= 0).all()
+    assert stream.x_E.max() < side
+    assert stream.y_E.max() < side
+    assert stream.p_E.max() <= 1
+    assert (stream.x_E.dtype, stream.p_E.dtype, stream.t_E.dtype) == (np.uint16, np.uint8, np.int64)
+    assert len(stream.t_E) == len(stream.x_E) == len(stream.y_E) == len(stream.p_E)
+
+
+def or_one_sentence(read, *args):
+    """What `read` gives, or None after a proper refusal."""
+    refused: list[str] = []
+    try:
+        return read(*args)
+    except InputError as error:
+        refused.append(str(error))
+    assert "some_file" in refused[0]
+    assert "\n" not in refused[0]
+    return None
+
+
+AEDAT = b"#!AER-DAT2.0\r\n# made by a test\r\n" + b"".join(
+    (((i * 37) % 32768).to_bytes(4, "big") + (100 * i).to_bytes(4, "big")) for i in range(20)
+)
+
+
+@fuzz("aedat")
+@given(damaged(AEDAT))
+def test_aedat(content):
+    stream = or_one_sentence(aedat.decode_aedat, content, NAME)
+    if stream is not None:
+        check_stream(stream, 128)
+
+
+NMNIST = b"".join(bytes([i % 34, (3 * i) % 34, 0x80 * (i % 2), i, 7]) for i in range(30))
+
+
+@fuzz("nmnist")
+@given(damaged(NMNIST))
+def test_nmnist(content):
+    stream = or_one_sentence(nmnist.decode_bin, content, NAME)
+    if stream is not None:
+        check_stream(stream, 34)
+        assert len(stream) * 5 == len(content)
+
+
+@fuzz("idx")
+@given(damaged(idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))), st.sampled_from([1, 3]))
+def test_idx(content, axes):
+    array = or_one_sentence(idx.decode_idx, content, NAME, axes)
+    if array is not None:
+        assert array.ndim == axes
+        assert array.size + 4 + 4 * axes == len(content)
+
+
+BATCH = {b"data": np.arange(12, dtype=np.uint8).reshape(2, 6), b"labels": [3, 4], b"filenames": [b"a.png", b"b.png"]}
+
+
+def is_plain(value) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "uifb"
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+@fuzz("pickle")
+@given(st.sampled_from([0, 2, 4, 5]).flatmap(lambda p: damaged(pickle.dumps(BATCH, protocol=p))))
+def test_restricted_pickle(content):
+    value = or_one_sentence(restricted.plain_from_bytes, content, "some_file")
+    assert is_plain(value)
+
+
+def small_zip() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
+        pack.writestr("a/one.txt", "one" * 20)
+        pack.writestr("two.bin", bytes(range(64)))
+    return out.getvalue()
+
+
+def small_tar() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as pack:
+        for name, content in (("a/one.txt", b"one" * 20), ("two.bin", bytes(range(64)))):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            pack.addfile(info, io.BytesIO(content))
+    return out.getvalue()[:2560]
+
+
+def small_gz() -> bytes:
+    return gzip.compress(small_tar(), mtime=0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@fuzz("archives")
+@given(st.sampled_from([small_zip(), small_tar(), small_gz()]).flatmap(damaged))
+def test_archives(place, content):
+    folder = place / "archives"
+    folder.mkdir(exist_ok=True)
+    (folder / "some_file").write_bytes(content)
+    out = or_none(archives.unpack, [folder / "some_file"], folder / "out")
+    if out is None:
+        assert tree(folder) == {"some_file"}
+    else:
+        assert all(p.is_file() or p.is_dir() for p in out.rglob("*"))
+        assert {p.name for p in folder.iterdir()} == {"some_file", "out"}
+        shutil.rmtree(out)
+
+
+def or_none(read, *args):
+    try:
+        return read(*args)
+    except InputError:
+        return None
+
+
+ROW = bytes([3]) + planes(cifar_images(1)).tobytes()
+
+
+@fuzz("cifar binary")
+@given(damaged(ROW * 2))
+def test_cifar_binary(place, content):
+    folder = place / "cifar"
+    folder.mkdir(exist_ok=True)
+    names = [name for split in cifar.CIFAR10.binary.values() for name in split]
+    for name in names:
+        if not (folder / name).exists():
+            (folder / name).write_bytes(ROW)
+    (folder / "data_batch_2.bin").write_bytes(content)
+    splits = or_none(cifar.read, "binary", folder, cifar.CIFAR10, tuple("abcdefghij"))
+    good = len(content) > 0 and len(content) % len(ROW) == 0 and max(content[:: len(ROW)]) < 10
+    assert (splits is not None) == good
+    if splits is not None:
+        found = store.digest(splits["train"])
+        assert found.count == 4 + len(content) // len(ROW)
+        assert len(found.per_class) == 10
+
+
+@fuzz("jpeg")
+@given(st.sampled_from([jpeg_bytes(1), jpeg_bytes(2, "L")]).flatmap(damaged))
+def test_jpeg(place, content):
+    path = place / "some_file"
+    path.write_bytes(content)
+    image = or_one_sentence(tinyimagenet.read_jpeg, path)
+    if image is not None:
+        assert image.shape == (64, 64, 3)
+        assert image.dtype == np.uint8
+    path.unlink()
+
+
+@fuzz("header")
+@given(st.data())
+def test_header_of_a_converted_set(place, data):
+    root = place / "some_file"
+    if not root.exists():
+        x, y = cifar_images(3), np.array([0, 1, 2])
+        split = store.Pixels(
+            shape_NHWC=x.shape, y_N=y, classes=("a", "b", "c"), parts=lambda: iter([("f", x)]), origin="o"
+        )
+        store.write(root, {"train": split}, lambda *_: None, {"name": "toy"})
+        (root / "header").write_bytes((root / "train" / "header.json").read_bytes())
+    (root / "train" / "header.json").write_bytes(data.draw(damaged((root / "header").read_bytes())))
+    stored = or_one_sentence(store.open_split, root, "train")
+    if stored is not None:
+        assert stored.x_NHWC.size == 9216
+        assert len(stored.y_N) == len(stored.x_NHWC) == 3

