@@ -78,11 +78,11 @@ def test_operators_pass_torchs_own_checks():
     x = torch.randn(2, 12, 5)
     vectors = (torch.zeros(5), torch.ones(5), torch.zeros(5))
     tau = torch.tensor(0.2)
-    torch.library.opcheck(native.moments, (x,))
-    torch.library.opcheck(native.forward, (x, *vectors, tau, 0.5, 2, None))
-    torch.library.opcheck(native.forward, (x, *vectors, tau, 0.5, 2, x))
-    torch.library.opcheck(native.backward, (x, x, *vectors, tau, torch.ones(2), 0.5, 0, False, True))
-    torch.library.opcheck(native.normalise_grad_, (x, x.clone(), *vectors, torch.zeros(5)))
+    torch.library.opcheck(native.moments_op, (x,))
+    torch.library.opcheck(native.forward_op, (x, *vectors, tau, 0.5, 2, None))
+    torch.library.opcheck(native.forward_op, (x, *vectors, tau, 0.5, 2, x))
+    torch.library.opcheck(native.backward_op, (x, x, *vectors, tau, torch.ones(2), 0.5, 0, False, True))
+    torch.library.opcheck(native.normalise_grad_op, (x, x.clone(), *vectors, torch.zeros(5)))
 
 
 def test_a_missing_library_says_why(monkeypatch):

@@ -34,18 +34,25 @@ class Backend:
     normalise_grad: Callable[..., Tensor]
 
 
-def _native_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, g, mean, scale, beta, tau, kappa_T, v_th, surrogate, detach_reset, want_kappa = args
-    code = native.SURROGATE_CODES[surrogate.name]
-    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = native.backward(
-        x, g, mean, scale, beta, tau, kappa_T, v_th, code, detach_reset, want_kappa
+def _native(operators: bool) -> Backend:
+    """The native kernels, called directly or as operators that a tracer can see."""
+    moments, forward, backward, normalise_grad_ = (
+        (native.moments_op, native.forward_op, native.backward_op, native.normalise_grad_op)
+        if operators
+        else (native.moments, native.forward, native.backward, native.normalise_grad_)
     )
-    return out
 
+    def backward_by_code(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        *tensors, surrogate, detach_reset, want_kappa = args
+        code = native.SURROGATE_CODES[surrogate.name]
+        out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = backward(*tensors, code, detach_reset, want_kappa)
+        return out
 
-def _native_normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
-    native.normalise_grad_(x, dv, mean, scale, m1, m2)
-    return dv
+    def normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
+        normalise_grad_(x, dv, mean, scale, m1, m2)
+        return dv
+
+    return Backend("native", moments, forward, backward_by_code, normalise_grad)
 
 
 @cache
@@ -63,7 +70,7 @@ def _compiled() -> Backend:
 
 
 _EAGER = Backend("eager", plain.moments, plain.forward, plain.backward, plain.normalise_grad)
-_NATIVE = Backend("native", native.moments, native.forward, _native_backward, _native_normalise_grad)
+_NATIVE, _NATIVE_OPERATORS = _native(operators=False), _native(operators=True)
 
 
 @cache
@@ -117,7 +124,7 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
         return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
     name = resolved_name(name, device.type, dtype)
     if name == "native":
-        return _NATIVE
+        return _NATIVE_OPERATORS if torch.compiler.is_compiling() else _NATIVE
     return _EAGER if name == "eager" or torch.compiler.is_compiling() else _compiled()
 
 

@@ -168,7 +168,8 @@ def tdbn_neuron(
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
     Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
-    them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32 and the spikes come back in x's dtype.
+    them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
+    and the spikes come back in x's dtype.
     """
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
     step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, get_surrogate(surrogate), detach_reset, resolved)

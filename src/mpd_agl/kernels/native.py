@@ -1,4 +1,4 @@
-"""The C++ kernels (native.cpp) as `torch.library` operators on CPU float32 tensors.
+"""The C++ kernels (native.cpp) as functions on CPU float32 tensors, and as `torch.library` operators.
 
 The library is a plain shared object without torch or Python headers, built at install. It is loaded after torch, so that its OpenMP
 symbols resolve to torch's own runtime: one thread pool, the threads of `torch.set_num_threads`.
@@ -102,7 +102,6 @@ def _check(x: Tensor, *others: Tensor) -> None:
             )
 
 
-@torch.library.custom_op("mpd_agl::moments", mutates_args=())
 def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
     _check(x_SMC)
@@ -112,7 +111,6 @@ def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     return mean_C, var_C
 
 
-@torch.library.custom_op("mpd_agl::forward", mutates_args=())
 def forward(
     x_SMC: Tensor,
     mean_C: Tensor,
@@ -132,7 +130,6 @@ def forward(
     return s_TMC
 
 
-@torch.library.custom_op("mpd_agl::backward", mutates_args=())
 def backward(
     x_SMC: Tensor,
     g_TMC: Tensor,
@@ -158,7 +155,6 @@ def backward(
     return dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T
 
 
-@torch.library.custom_op("mpd_agl::normalise_grad_", mutates_args={"dv_SMC"})
 def normalise_grad_(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
     """In place: dv becomes `scale (dv - m1 - (x - mean) m2)`."""
     _check(x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C)
@@ -178,13 +174,20 @@ def probe(
     return out
 
 
-@moments.register_fake
+# The same functions as operators, for graphs that torch.compile traces; a direct call spares their dispatch.
+moments_op = torch.library.custom_op("mpd_agl::moments", moments, mutates_args=())
+forward_op = torch.library.custom_op("mpd_agl::forward", forward, mutates_args=())
+backward_op = torch.library.custom_op("mpd_agl::backward", backward, mutates_args=())
+normalise_grad_op = torch.library.custom_op("mpd_agl::normalise_grad_", normalise_grad_, mutates_args={"dv_SMC"})
+
+
+@moments_op.register_fake
 def _(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     C = x_SMC.shape[2]
     return x_SMC.new_empty(C), x_SMC.new_empty(C)
 
 
-@forward.register_fake
+@forward_op.register_fake
 def _(
     x_SMC: Tensor,
     mean_C: Tensor,
@@ -198,7 +201,7 @@ def _(
     return x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
 
 
-@backward.register_fake
+@backward_op.register_fake
 def _(
     x_SMC: Tensor,
     g_TMC: Tensor,
