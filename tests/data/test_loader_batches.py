@@ -202,6 +202,7 @@ def test_a_memory_mapped_set_is_not_copied(tmp_path):
         ({"world_size": 3}, "cannot be shared by 3 processes"),
         ({"batch_size": 200, "drop_last": True}, "103 samples, fewer than a batch of 200"),
         ({"augment": ("crp",)}, "Did you mean 'crop'"),
+        ({"augment": ("crop=32",)}, "cannot crop 32x32 images with a padding of 32"),
     ],
 )
 def test_bad_arguments_are_refused(change, message):
@@ -219,5 +220,7 @@ def test_bad_sets_and_steps_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             Loader(ArraySet(**{**data.__dict__, **change}), batch_size=5, seed=0, train=True)
+    with pytest.raises(InputError, match="leave it out for event frames"):
+        Loader(frames(), batch_size=5, seed=0, train=True, augment="cifar")
     with pytest.raises(InputError, match="start_step must be from 0 to 21, got 22"):
         Loader(data, batch_size=5, seed=0, train=True).epoch(0, start_step=22)
