@@ -215,6 +215,7 @@ def test_bad_sets_and_steps_are_refused():
     for change, message in (
         ({"x": data.x.astype(np.float32)}, "needs uint8"),
         ({"y": data.y[:5]}, "103 labels|5 labels"),
+        ({"x": data.x[:0], "y": data.y[:0]}, "0 samples, fewer than a batch of 5"),
         ({"mean": (0.5,)}, "one of each per channel"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
     ):
