@@ -1,0 +1,225 @@
+"""Batches for training, made ahead; order and augmentation depend on (seed, epoch) alone.
+
+One thread makes the next batches while the model works on the present one: numpy lets go of the interpreter in its long
+loops, nothing is copied or sent between processes, a memory-mapped set is shared, and no process can be left behind.
+
+Shapes: N batch, T frames, C channels, H height, W width.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpd_agl.data.augment import Augmentation, normalise
+from mpd_agl.data.counter import permutation
+from mpd_agl.data.types import ArraySet
+from mpd_agl.errors import InputError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+_STREAM = 0x0DE7
+_AHEAD = 2
+"""Batches made ahead: one in hand, one being made."""
+
+
+class Loader:
+    """Yields `(x, y)`: float32 x, (N, C, H, W) or for frames (T, N, C, H, W), in channels-last memory; int64 y.
+
+    `epoch(e)` gives the batches of epoch e; `epoch(e, start_step=s)` the same ones from the s-th on, so a run stopped
+    after s batches continues as if it had not been. With `train` the samples come shuffled and augmented, else in
+    order and as they are. With `world_size` processes, batch b of the whole run is cut into as many slices and `rank`
+    gets its own: `batch_size` counts the samples of all ranks together.
+
+        loader = Loader(dataset, batch_size=100, seed=0, train=True, augment="cifar")
+        for x, y in loader.epoch(0):
+            ...
+    """
+
+    def __init__(
+        self,
+        dataset: ArraySet,
+        *,
+        batch_size: int,
+        seed: int,
+        train: bool,
+        augment: Sequence[str] | str = (),
+        num_workers: int = 1,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"the batch size must be at least 1, got {batch_size}; use 100, as the paper does.")
+        if num_workers not in (0, 1):
+            raise InputError(f"the loader has 0 or 1 workers, got {num_workers}; one keeps up with training, use 1.")
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank must be from 0 to {world_size - 1}, got {rank}; set it by the launcher.")
+        if batch_size % world_size:
+            raise InputError(
+                f"a batch of {batch_size} cannot be shared by {world_size} processes; use a multiple of {world_size}."
+            )
+        if dataset.x.ndim not in (4, 5) or dataset.x.dtype != np.uint8 or len(dataset.x) != len(dataset.y):
+            raise InputError(
+                f"data set {dataset.name!r} needs uint8 (N, H, W, C) or (N, T, H, W, C) and as many labels, "
+                f"got {dataset.x.dtype} {dataset.x.shape} and {len(dataset.y)} labels; convert it again."
+            )
+        C = dataset.x.shape[-1]
+        if len(dataset.mean) != C or len(dataset.std) != C or min(dataset.std) <= 0:
+            raise InputError(
+                f"data set {dataset.name!r} has {C} channels, got mean {dataset.mean} and std {dataset.std}; "
+                "give one of each per channel, std above 0."
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.train = train
+        self.num_workers = num_workers
+        self.drop_last = drop_last
+        self.rank = rank
+        self.world_size = world_size
+        self.augmentation = Augmentation(augment if train else (), dataset.mean)
+        # One sample through the whole pipeline: what does not fit the data is refused now, not in the worker.
+        self.make(np.arange(min(1, len(dataset))), 0)
+        if len(self) == 0:
+            raise InputError(
+                f"data set {dataset.name!r} has {len(dataset)} samples, fewer than a batch of {batch_size}; "
+                "use a smaller batch."
+            )
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Give the order of all samples in an epoch: a function of (seed, epoch) alone."""
+        if not self.train:
+            return np.arange(len(self.dataset))
+        return permutation(self.seed, epoch, len(self.dataset), _STREAM)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> "Epoch":
+        """Give the batches of an epoch from `start_step` on."""
+        if not 0 <= start_step <= len(self):
+            raise InputError(
+                f"start_step must be from 0 to {len(self)}, got {start_step}; the run to continue is of another set."
+            )
+        return Epoch(self, epoch, start_step)
+
+    def batch(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
+        """Make batch `step` of an epoch whose order is given: this rank's share of it."""
+        whole = order[step * self.batch_size : (step + 1) * self.batch_size]
+        left, right = (len(whole) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return self.make(whole[left:right], epoch)
+
+    def make(self, index_N: NDArray[np.int64], epoch: int) -> Batch:
+        """Make the batch of the given samples: read, augment, normalise, and lay out as the model wants it."""
+        mean, std = self.dataset.mean, self.dataset.std
+        x = self.augmentation(self.dataset.x[index_N], seed=self.seed, epoch=epoch, index_N=index_N)
+        y = torch.from_numpy(self.dataset.y[index_N].astype(np.int64))
+        if x.ndim == 4:
+            return torch.from_numpy(normalise(x, mean, std)).permute(0, 3, 1, 2), y
+        x_TNHWC = np.ascontiguousarray(x.swapaxes(0, 1))
+        return torch.from_numpy(normalise(x_TNHWC, mean, std)).permute(0, 1, 4, 2, 3), y
+
+
+class Epoch(Iterator[Batch]):
+    """The batches of one epoch: an iterator, and a context manager. Leaving or dropping it early stops the worker."""
+
+    def __init__(self, loader: Loader, epoch: int, start_step: int) -> None:
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=_AHEAD)
+        self._stop = threading.Event()
+        self._loader = loader
+        self._epoch = epoch
+        self._step = start_step
+        self._order = loader.order(epoch)
+        self._thread: threading.Thread | None = None
+        if loader.num_workers and start_step < len(loader):
+            # The thread knows its parts, not this object: dropping the iterator is then enough to end it.
+            parts = (loader, epoch, self._order, start_step, self._ready, self._stop)
+            self._thread = threading.Thread(target=_work, args=parts, name="mpd-agl-loader", daemon=True)
+            self._thread.start()
+
+    def __iter__(self) -> "Epoch":
+        return self
+
+    def __len__(self) -> int:
+        """Count the batches that are left."""
+        return len(self._loader) - self._step
+
+    def __next__(self) -> Batch:
+        if self._step >= len(self._loader) or self._stop.is_set():
+            self.close()
+            raise StopIteration
+        if self._thread is None:
+            item: Batch | BaseException = self._loader.batch(self._order, self._epoch, self._step)
+        else:
+            item = self._take(self._thread)
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        self._step += 1
+        return item
+
+    def close(self) -> None:
+        """Stop the worker and wait for it; safe to call again."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        while thread is not None and thread.is_alive():
+            _drain(self._ready)
+            thread.join(timeout=0.05)
+
+    def __enter__(self) -> "Epoch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._stop.set()
+        _drain(self._ready)
+
+    def _take(self, thread: threading.Thread) -> Batch | BaseException:
+        """Wait for the next batch; a worker that is gone without a word is an error, not a wait for ever."""
+        while True:
+            try:
+                return self._ready.get(timeout=0.5)
+            except queue.Empty:
+                if not thread.is_alive() and self._ready.empty():
+                    return RuntimeError(
+                        f"the loader's worker ended before batch {self._step}; use num_workers=0 to see why."
+                    )
+
+
+def _work(
+    loader: Loader,
+    epoch: int,
+    order: NDArray[np.int64],
+    start_step: int,
+    ready: "queue.Queue[Batch | BaseException]",
+    stop: threading.Event,
+) -> None:
+    """Make batches ahead until the epoch ends or nobody wants more; an error travels in the place of its batch."""
+    for step in range(start_step, len(loader)):
+        if stop.is_set():
+            return
+        try:
+            item: Batch | BaseException = loader.batch(order, epoch, step)
+        except BaseException as error:
+            item = error
+        ready.put(item)  # a consumer that leaves sets `stop` first and then makes room
+        if isinstance(item, BaseException):
+            return
+
+
+def _drain(ready: "queue.Queue[Batch | BaseException]") -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            ready.get_nowait()

@@ -1,0 +1,157 @@
+"""The event camera: exact crossings for a known light, a closed path, determinism, N-MNIST's statistics."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpd_agl.data.dvs import DURATIONS_US, PATHS, Sensor, _cross, log_intensity, path_K2, reach, simulate
+from mpd_agl.data.events import check_events
+from mpd_agl.errors import InputError
+
+QUIET = Sensor(mismatch=0.0, noise_hz=0.0)
+
+
+def blob() -> np.ndarray:
+    y, x = np.mgrid[0:28, 0:28]
+    return (255 * np.exp(-((x - 14) ** 2 + (y - 13) ** 2) / 30)).astype(np.uint8)
+
+
+def test_a_ramp_crosses_at_known_times():
+    # L rises by 0.1 a step from 0; threshold 0.25, memory at 0: first event at 2.5 steps. Blind until 3.5, memory 0.35;
+    # next at 0.6, 6.0 steps; blind until 7.0, memory 0.7; next at 0.95, 9.5 steps.
+    level = (0.1 * np.arange(12, dtype=np.float32)).reshape(-1, 1, 1)
+    t, place, p = _cross(level, np.zeros((1, 1), np.float32), np.full((1, 1), 0.25, np.float32))
+    np.testing.assert_allclose(t, [2.5, 6.0, 9.5], atol=1e-5)
+    assert p.tolist() == [1, 1, 1]
+    t, _, p = _cross(-level, np.zeros((1, 1), np.float32), np.full((1, 1), 0.25, np.float32))
+    np.testing.assert_allclose(t, [2.5, 6.0, 9.5], atol=1e-5)
+    assert p.tolist() == [0, 0, 0]
+    assert place.tolist() == [0, 0, 0]
+
+
+def test_the_refractory_time_is_kept_and_a_change_below_threshold_is_silent():
+    events = simulate(blob(), seed=0, index=0, sensor=QUIET)
+    cell = events.y_E.astype(int) * 34 + events.x_E
+    order = np.argsort(cell, kind="stable")
+    gaps = np.diff(events.t_E[order])[np.diff(cell[order]) == 0]
+    assert len(gaps) > 500
+    assert gaps.min() >= QUIET.refractory_us - 1  # times are cut to whole microseconds
+    dim = np.full((28, 28), 12, np.uint8)  # log(1.05) - log(1.05 - 12/255) = 0.046, far below 0.29/2
+    assert len(simulate(dim, seed=0, index=0, sensor=QUIET)) == 0
+
+
+def test_sampling_is_bilinear_and_shifts_the_way_the_path_says():
+    image = blob()
+    shift = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, -1.0], [0.5, 0.25]])
+    light = np.exp(log_intensity(image, shift, 34, 34, 0.3, (0, 34, 0, 34))) - 0.3
+    still = np.zeros((34, 34))
+    still[3:31, 3:31] = image / 255
+    np.testing.assert_allclose(light[0], still, atol=1e-6)
+    np.testing.assert_allclose(light[1], np.roll(still, 2, axis=1), atol=1e-6)
+    np.testing.assert_allclose(light[2], np.roll(still, -1, axis=0), atol=1e-6)
+    half = 0.5 * still + 0.5 * np.roll(still, 1, axis=1)
+    np.testing.assert_allclose(light[3], 0.75 * half + 0.25 * np.roll(half, 1, axis=0), atol=1e-6)
+
+
+def test_the_part_within_reach_is_all_that_changes():
+    image = np.zeros((28, 28), np.uint8)
+    image[9:12, 15:19] = 200
+    shift = path_K2("saccades", np.arange(0, 310_000, 1500.0))
+    top, bottom, left, right = reach(image, shift, 34, 34)
+    level = log_intensity(image, shift, 34, 34, 0.3, (0, 34, 0, 34))
+    changes = np.ptp(level, axis=0) > 0
+    outside = np.ones((34, 34), bool)
+    outside[top:bottom, left:right] = False
+    assert changes.any()
+    assert not changes[outside].any()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_path_is_closed_and_slow(path):
+    times = np.arange(0, DURATIONS_US[path] + 1, 500.0)
+    shift = path_K2(path, times)
+    np.testing.assert_allclose(shift[0], shift[-1], atol=1e-9)
+    assert np.abs(np.diff(shift, axis=0)).max() < 0.15  # pixels in half a millisecond
+    assert np.ptp(shift, axis=0).tolist() == pytest.approx([5, 5], abs=0.01)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_leading_edge_of_the_negative_is_off(path):
+    positive = simulate(blob(), seed=0, index=0, path=path, negative=False, sensor=QUIET)
+    negative = simulate(blob(), seed=0, index=0, path=path, negative=True, sensor=QUIET)
+    # Early on, both paths go down and right: a bright blob brightens the pixels below it, a dark one darkens them.
+    for events, ahead in ((positive, 1), (negative, 0)):
+        early = events.t_E < 50_000
+        y_ahead = events.y_E[early & (events.p_E == ahead)].mean()
+        y_behind = events.y_E[early & (events.p_E != ahead)].mean()
+        assert y_ahead - y_behind > 2
+    default = simulate(blob(), seed=0, index=0, path=path, sensor=QUIET)
+    np.testing.assert_array_equal(default.t_E, (negative if path == "saccades" else positive).t_E)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_recordings_are_whole_and_repeatable(path):
+    events = simulate(blob(), seed=1, index=7, path=path)
+    check_events(events)
+    assert events.t_E.dtype == np.int64
+    assert events.t_E[-1] <= DURATIONS_US[path]
+    again = simulate(blob(), seed=1, index=7, path=path)
+    for name in ("t_E", "x_E", "y_E", "p_E"):
+        np.testing.assert_array_equal(getattr(events, name), getattr(again, name))
+    others = [simulate(blob(), seed=1, index=8, path=path), simulate(blob(), seed=2, index=7, path=path)]
+    assert all(len(o) != len(events) or (o.t_E != events.t_E).any() for o in others)
+    # A closed path gives back what it took: as many ON as OFF.
+    assert events.p_E.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_bigger_sensor_shows_the_same_in_the_middle():
+    small = simulate(blob(), seed=0, index=0, sensor=QUIET)
+    large = simulate(blob(), seed=0, index=0, width=64, height=48, sensor=QUIET)
+    check_events(large)
+    assert (large.width, large.height) == (64, 48)
+    assert len(large) == pytest.approx(len(small), rel=0.03)
+    assert large.x_E.mean() - small.x_E.mean() == pytest.approx(15, abs=0.3)
+    assert large.y_E.mean() - small.y_E.mean() == pytest.approx(7, abs=0.3)
+
+
+def test_noise_has_its_rate():
+    events = simulate(np.zeros((28, 28), np.uint8), seed=0, index=0, sensor=Sensor(noise_hz=5.0))
+    assert len(events) == pytest.approx(5.0 * 0.308 * 34 * 34, abs=1)
+    assert np.abs(np.bincount(events.x_E, minlength=34) - len(events) / 34).max() < 5 * (len(events) / 34) ** 0.5
+
+
+def test_bad_images_are_refused():
+    with pytest.raises(InputError, match="grey uint8 image"):
+        simulate(np.zeros((28, 28, 3), np.uint8), seed=0, index=0)
+    with pytest.raises(InputError, match="does not fit a sensor of 34x34"):
+        simulate(np.zeros((40, 28), np.uint8), seed=0, index=0)
+    with pytest.raises(InputError, match="refractory_us must be from 10 to 50000, got 0"):
+        Sensor(refractory_us=0)
+    with pytest.raises(InputError, match="floor must be from 1e-06"):
+        Sensor(floor=0.0)
+    with pytest.raises(InputError, match="unknown path 'circle'"):
+        simulate(np.zeros((28, 28), np.uint8), seed=0, index=0, path="circle")
+
+
+def test_the_published_comparison_is_within_its_words():
+    """What `tools/compare_dvs.py` last measured, and the bounds the documentation gives."""
+    record = json.loads((Path(__file__).parents[2] / "docs/results/dvs-simulator.json").read_text())
+    real, ours = record["nmnist"], record["simulated"]
+    assert ours["events_mean"] == pytest.approx(real["events_mean"], rel=0.1)
+    assert ours["on_share_mean"] == pytest.approx(real["on_share_mean"], abs=0.02)
+    assert record["agreement"]["time_profile_correlation"] > 0.9
+    assert record["agreement"]["map_correlation"] > 0.9
+    assert record["agreement"]["per_digit_map_correlation"] > 0.8
+
+
+@pytest.mark.realdata
+def test_genuine_recordings_have_the_same_share_of_on_events():
+    root = Path(os.environ.get("MPD_AGL_REALDATA", "")) / "N-MNIST-subset" / "Test"
+    if not root.is_dir():
+        pytest.skip("no N-MNIST here")
+    raw = [np.fromfile(path, np.uint8).reshape(-1, 5) for path in sorted(root.glob("*/*.bin"))]
+    assert np.mean([(r[:, 2] >> 7).mean() for r in raw]) == pytest.approx(0.5, abs=0.02)
+    assert np.mean([len(r) for r in raw]) == pytest.approx(4100, rel=0.1)

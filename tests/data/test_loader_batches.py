@@ -1,0 +1,227 @@
+"""The loader: layout, order, stopping and continuing anywhere, ranks, errors of the worker, and nothing left behind."""
+
+import gc
+import multiprocessing
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpd_agl.data.loader import Loader
+from mpd_agl.data.types import ArraySet
+from mpd_agl.errors import InputError
+
+
+def images(n: int = 103, size: int = 32, C: int = 3) -> ArraySet:
+    rng = np.random.default_rng(0)
+    return ArraySet(
+        name="noise",
+        split="train",
+        x=rng.integers(0, 256, (n, size, size, C), dtype=np.uint8),
+        y=np.arange(n, dtype=np.int64) % 10,
+        classes=tuple("0123456789"),
+        mean=(0.5,) * C,
+        std=(0.25,) * C,
+    )
+
+
+def frames(n: int = 23) -> ArraySet:
+    rng = np.random.default_rng(0)
+    return ArraySet(
+        name="events",
+        split="train",
+        x=rng.integers(0, 9, (n, 4, 12, 12, 2), dtype=np.uint8),
+        y=np.arange(n, dtype=np.int64),
+        classes=tuple(map(str, range(n))),
+        mean=(0.0, 0.0),
+        std=(1 / 255, 1 / 255),
+    )
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mpd-agl-loader"]
+
+
+def everything(batches) -> tuple[torch.Tensor, torch.Tensor]:
+    xs, ys = zip(*batches, strict=True)
+    return torch.cat(xs, dim=xs[0].ndim - 4), torch.cat(ys)
+
+
+def test_evaluation_gives_the_set_in_order():
+    data = images()
+    loader = Loader(data, batch_size=20, seed=0, train=False, augment="cifar")
+    assert len(loader) == 6
+    x, y = everything(loader.epoch(0))
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    assert y.tolist() == data.y.tolist()
+    want = (data.x.astype(np.float64) / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(x.permute(0, 2, 3, 1).numpy(), want, atol=1e-6)
+
+
+def test_images_are_channels_last_in_memory():
+    x, _ = next(Loader(images(), batch_size=20, seed=0, train=True, augment="cifar").epoch(0))
+    assert x.shape == (20, 3, 32, 32)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_frames_are_time_major_and_channels_last_in_memory():
+    data = frames()
+    x, y = next(Loader(data, batch_size=7, seed=0, train=False).epoch(0))
+    assert x.shape == (4, 7, 2, 12, 12)
+    assert x.permute(0, 1, 3, 4, 2).is_contiguous()
+    assert x.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(x.permute(1, 0, 3, 4, 2).numpy(), data.x[:7].astype(np.float32))
+    assert y.tolist() == list(range(7))
+
+
+def test_every_sample_once_per_epoch_in_another_order():
+    data = frames()
+    loader = Loader(data, batch_size=5, seed=0, train=True)
+    orders = [everything(loader.epoch(e))[1].tolist() for e in range(3)]
+    assert all(sorted(order) == list(range(23)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert everything(loader.epoch(1))[1].tolist() == orders[1]
+    assert everything(Loader(data, batch_size=5, seed=1, train=True).epoch(1))[1].tolist() != orders[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "augment"), [(images(), ("crop", "flip", "autoaugment", "cutout")), (frames(), "dvs")]
+)
+def test_worker_batch_size_and_restart_do_not_matter(data, augment):
+    def all_of(batch_size: int, num_workers: int, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        loader = Loader(data, batch_size=batch_size, seed=3, train=True, augment=augment, num_workers=num_workers)
+        if stop is None:
+            return everything(loader.epoch(4))
+        with loader.epoch(4) as first:
+            head = [next(first) for _ in range(stop)]
+        again = Loader(data, batch_size=batch_size, seed=3, train=True, augment=augment, num_workers=num_workers)
+        return everything([*head, *again.epoch(4, start_step=stop)])
+
+    x, y = all_of(10, 1)
+    for other_x, other_y in (all_of(10, 0), all_of(7, 1), all_of(10, 1, stop=2), all_of(4, 0, stop=3)):
+        assert torch.equal(other_y, y)
+        assert torch.equal(other_x, x)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 25), st.integers(0, 30), st.integers(0, 1), st.booleans())
+def test_any_stop_continues(batch_size, stop, num_workers, drop_last):
+    if drop_last and batch_size > 23:
+        return
+    loader = Loader(frames(), batch_size=batch_size, seed=0, train=True, num_workers=num_workers, drop_last=drop_last)
+    whole = [y.tolist() for _, y in loader.epoch(0)]
+    assert len(whole) == len(loader)
+    stop = min(stop, len(loader))
+    rest = loader.epoch(0, start_step=stop)
+    assert len(rest) == len(loader) - stop
+    assert [y.tolist() for _, y in rest] == whole[stop:]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("train", [True, False])
+def test_ranks_share_the_batches_of_one_process(world, train):
+    data = images()
+    alone = Loader(data, batch_size=20, seed=0, train=train, augment="cifar")
+    ranks = [
+        Loader(data, batch_size=20, seed=0, train=train, augment="cifar", rank=r, world_size=world)
+        for r in range(world)
+    ]
+    for (x, y), *parts in zip(alone.epoch(2), *(loader.epoch(2) for loader in ranks), strict=True):
+        assert torch.equal(torch.cat([part[0] for part in parts]), x)
+        assert torch.equal(torch.cat([part[1] for part in parts]), y)
+
+
+def test_no_thread_is_left_behind():
+    loader = Loader(images(), batch_size=5, seed=0, train=True, augment="cifar")
+    list(loader.epoch(0))
+    assert not workers()
+    with loader.epoch(1) as batches:
+        next(batches)
+    assert not workers()
+    assert list(batches) == []  # closed is closed
+    for _ in loader.epoch(2):
+        break
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not workers()
+
+
+def test_an_error_of_the_worker_arrives_where_its_batch_would():
+    data = images()
+    loader = Loader(data, batch_size=10, seed=0, train=False)
+    make = loader.make
+
+    def fails(index, epoch):
+        if 35 in index:
+            raise OSError("the disk went away")
+        return make(index, epoch)
+
+    loader.make = fails
+    batches = loader.epoch(0)
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(OSError, match="the disk went away"):
+        next(batches)
+    assert not workers()
+
+
+def test_a_worker_that_dies_silently_is_an_error_not_a_wait(monkeypatch):
+    monkeypatch.setattr("mpd_agl.data.loader._work", lambda *parts: None)
+    with pytest.raises(RuntimeError, match="worker ended before batch 0"):
+        next(Loader(images(), batch_size=10, seed=0, train=False).epoch(0))
+
+
+def test_a_memory_mapped_set_is_not_copied(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, images(2000).x)
+    mapped = np.load(path, mmap_mode="r")
+    data = images(2000)
+    data = ArraySet(**{**data.__dict__, "x": mapped})
+    loader = Loader(data, batch_size=50, seed=0, train=True, augment="cifar")
+    assert loader.dataset.x is mapped
+    before = set(threading.enumerate())
+    with loader.epoch(0) as batches:
+        next(batches)
+        assert set(threading.enumerate()) - before == set(workers())  # a thread of this process: it sees the same pages
+        assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch size must be at least 1, got 0"),
+        ({"num_workers": 4}, "0 or 1 workers, got 4"),
+        ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1, got 2"),
+        ({"world_size": 3}, "cannot be shared by 3 processes"),
+        ({"batch_size": 200, "drop_last": True}, "103 samples, fewer than a batch of 200"),
+        ({"augment": ("crp",)}, "Did you mean 'crop'"),
+        ({"augment": ("crop=32",)}, "cannot crop 32x32 images with a padding of 32"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        Loader(images(), **{"batch_size": 20, "seed": 0, "train": True, **change})
+
+
+def test_bad_sets_and_steps_are_refused():
+    data = images()
+    for change, message in (
+        ({"x": data.x.astype(np.float32)}, "needs uint8"),
+        ({"y": data.y[:5]}, "103 labels|5 labels"),
+        ({"x": data.x[:0], "y": data.y[:0]}, "0 samples, fewer than a batch of 5"),
+        ({"mean": (0.5,)}, "one of each per channel"),
+        ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Loader(ArraySet(**{**data.__dict__, **change}), batch_size=5, seed=0, train=True)
+    with pytest.raises(InputError, match="leave it out for event frames"):
+        Loader(frames(), batch_size=5, seed=0, train=True, augment="cifar")
+    with pytest.raises(InputError, match="start_step must be from 0 to 21, got 22"):
+        Loader(data, batch_size=5, seed=0, train=True).epoch(0, start_step=22)
