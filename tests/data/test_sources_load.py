@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samplefiles import (
+
+from mpd_agl.data import aedat, mnist5k, nmnist, registry, store
+from mpd_agl.data.load import Simulated, load_dataset
+from mpd_agl.data.types import EventStream, FrameConfig
+from mpd_agl.errors import InputError
+from tests.data.samplefiles import (
     events,
     tar_of,
     tiny_cifar10,
@@ -20,11 +25,6 @@ from samplefiles import (
     write_tinyimagenet,
     zip_of,
 )
-
-from mpd_agl.data import aedat, mnist5k, nmnist, registry, store
-from mpd_agl.data.load import Simulated, load_dataset
-from mpd_agl.data.types import EventStream, FrameConfig
-from mpd_agl.errors import InputError
 
 
 def hashes(x, y, per_batch=10):
@@ -290,6 +290,7 @@ def other_half(monkeypatch):
     for name, function in (("framing", build_frames), ("splits", split_indices), ("dvs", simulate)):
         module = types.ModuleType(f"mpd_agl.data.{name}")
         setattr(module, function.__name__, function)
+        module.frames_sha256 = lambda frames: "0" * 64
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
 

@@ -7,10 +7,10 @@ import threading
 
 import numpy as np
 import pytest
-from samplefiles import cifar_images, tree
 
 from mpd_agl.data import store
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import cifar_images, tree
 
 CLASSES = ("a", "b", "c")
 

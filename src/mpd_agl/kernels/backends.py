@@ -42,11 +42,12 @@ def _native(operators: bool) -> Backend:
         else (native.moments, native.forward, native.backward, native.normalise_grad_)
     )
 
+    run: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = backward
+
     def backward_by_code(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         *tensors, surrogate, detach_reset, want_kappa = args
         code = native.SURROGATE_CODES[surrogate.name]
-        out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = backward(*tensors, code, detach_reset, want_kappa)
-        return out
+        return run(*tensors, code, detach_reset, want_kappa)
 
     def normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
         normalise_grad_(x, dv, mean, scale, m1, m2)
