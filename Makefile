@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install test lint bench clean
+.PHONY: install test lint demo bench clean
 
 install: $(INSTALLED)
 
@@ -22,6 +22,11 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# about 3 minutes on 2 cores: trains on data inside the package, then draws what happened
+demo: $(INSTALLED)
+	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
+	$(BIN)/mpd-agl report runs/demo
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so

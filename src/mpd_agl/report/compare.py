@@ -73,7 +73,7 @@ def _over_epochs(
         draw.line(
             axes, [e["epoch"] for e in run.epochs], [value(e) for e in run.epochs], label=draw.plain(label), **_look(i)
         )
-    draw.epochs(axes, max(run.epochs[-1]["epoch"] for run in runs))
+    draw.epochs(axes, max(run.epochs[-1]["epoch"] for run in runs), 1)
     if in_percent:
         draw.percent(axes.yaxis)
     return _finish(key, title, figure, axes)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 INK, SOFT, GRID = "#1d2026", "#6c737d", "#d5d9df"
 VARIABLES = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--grid)"}
@@ -84,9 +83,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def new(rows: int = 1, height: float = HEIGHT, **options: Any) -> tuple[Figure, list[Axes]]:
+def new(rows: int = 1, height: float = HEIGHT, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure of a panel's width, with its axes from top to bottom."""
-    figure = Figure(figsize=(WIDTH, height))
+    figure = Figure(figsize=(width, height))
     axes = figure.subplots(rows, 1, squeeze=False, **options)
     return figure, [row[0] for row in axes]
 
@@ -105,14 +104,15 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], **options: Any) -> 
 
 def percent(axis: Any) -> None:
     """Shares as percentages."""
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+    axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
-def epochs(axes: Axes, end: float) -> None:
+def epochs(axes: Axes, end: float, start: float = 0) -> None:
     """The axis of training time."""
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_xlim(-0.02 * end, 1.02 * end)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    room = 0.02 * (end - start) or 0.5
+    axes.set_xlim(start - room, end + room)
 
 
 def legend(figure: Figure, axes: Axes, columns: int) -> None:
@@ -127,10 +127,19 @@ def depth_colours(count: int) -> list[str]:
     return [to_hex(DEPTH(i / max(1, count - 1))) for i in range(count)]
 
 
+def _settle(figure: Figure) -> None:
+    """Lay out once: matplotlib would do it anew for every file."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 def svg_file(figure: Figure) -> bytes:
     """A file for a paper; no date in it."""
     out = BytesIO()
     with style():
+        _settle(figure)
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()
 
@@ -139,6 +148,7 @@ def pdf_file(figure: Figure) -> bytes:
     """A file for a paper; no date in it."""
     out = BytesIO()
     with style():
+        _settle(figure)
         figure.savefig(out, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     return out.getvalue()
 
@@ -163,8 +173,3 @@ def _attribute(text: str) -> str:
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         text = text.replace(character, entity)
     return text
-
-
-def mpl_version() -> str:
-    """For the page's colophon."""
-    return str(mpl.__version__)

@@ -120,7 +120,7 @@ def availability(run: Run) -> Section:
     start = mean([mean(layer["available_T"]) for layer in run.snapshots[0]["layers"].values()])
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
     sentence = (
-        f"A gradient can pass the neurons with |v - v_th| < κ/2: {share(start)} of them at the first step, {share(mean(list(end.values())))} "
+        f"A gradient can pass the neurons with |v − v_th| < κ/2: {share(start)} of all at the first step, {share(mean(list(end.values())))} "
         f"now on average over layers, fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
     )
     return Section("availability", "Gradient-available neurons", sentence, panels)

@@ -23,9 +23,7 @@ def membranes(run: Run) -> Section | None:
         for t, v in enumerate(layer["var_T"])
         if layer["predicted_var_T"] and v > 0
     }
-    samples = next(iter(snapshot["layers"].values()))["detail"]["potential"]["samples"]
-    where = f"step {snapshot['step']}, {samples} {'sample' if samples == 1 else 'samples'} of the training batch or more per layer"
-    sentence = f"Bars are the potentials before reset ({where}), the shaded band is where a gradient passes."
+    sentence = f"Bars are the potentials before reset at step {snapshot['step']}, the shaded band is where a gradient passes."
     if gaps:
         name, t = max(gaps, key=lambda g: gaps[g])
         layer = snapshot["layers"][name]
@@ -33,7 +31,14 @@ def membranes(run: Run) -> Section | None:
             f"; the paper's normal is furthest off in {name} at t = {t + 1}, where it predicts a deviation of "
             f"{math.sqrt(layer['predicted_var_T'][t]):.2g} and {math.sqrt(layer['var_T'][t]):.2g} is measured."
         )
-    return Section("membranes", "Membrane potentials and the predicted normal", sentence, panels, small=True)
+    counted = [layer["detail"]["potential"]["samples"] for layer in snapshot["layers"].values()]
+    few, many = min(counted), max(counted)
+    note = (
+        f"Counted: {few if few == many else f'{few} to {many}'} samples of the training batch per layer. The shares above the bars are of "
+        "the whole batch."
+    )
+    title = "Membrane potentials and the predicted normal"
+    return Section("membranes", title, sentence, panels, notes=[note], small=True)
 
 
 def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
@@ -42,7 +47,7 @@ def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
     shown = list(range(T)) if T <= 3 else [0, 1, T - 1]
     edges = np.linspace(potential["low"], potential["high"], len(potential["count_TB"][0]) - 1)
     left, right = _range(run, layer, shown, edges)
-    figure, rows = draw.new(len(shown), height=0.75 + 1.05 * len(shown), sharex=True)
+    figure, rows = draw.new(len(shown), height=0.85 + 1.0 * len(shown), width=3.7, sharex=True)
     for axes, t in zip(rows, shown, strict=True):
         count_B = np.array(potential["count_TB"][t], dtype=float)
         density = count_B[1:-1] / count_B.sum() / np.diff(edges)
@@ -58,8 +63,8 @@ def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
         axes.stairs(density, edges, fill=True, color=COLOURS[0], alpha=0.55, label="measured")
         v = np.linspace(left, right, 240)
         for kind, colour, dashes, label in (
-            ("predicted", COLOURS[1], "--", "paper's normal"),
             ("exact", COLOURS[2], "-", "exact moments"),
+            ("predicted", COLOURS[1], "--", "paper's normal"),
         ):
             mean_T, var_T = layer[f"{kind}_mean_T"], layer[f"{kind}_var_T"]
             if var_T and var_T[t] > 0:

@@ -32,12 +32,14 @@ def scores(run: Run) -> Section:
         else:
             axes.set_ylabel(axis if run.record.config["loss"]["name"] == "ce" else "loss")
         axes.set_title(title)
-        draw.epochs(axes, x[-1])
+        draw.epochs(axes, x[-1], 1)
         draw.legend(figure, axes, 3)
         panels.append(Panel(key, f"{title} on training and test data over {len(x)} epochs", figure))
+    lowest_words = f"after its lowest, {lowest['test_loss']:.3g}, at epoch {lowest['epoch']}"
+    if lowest is last:
+        lowest_words = "the lowest of the run"
     sentence = (
-        f"Training loss went from {first['train_loss']:.3g} to {last['train_loss']:.3g}; test loss was lowest at epoch "
-        f"{lowest['epoch']} ({lowest['test_loss']:.3g}) and is {last['test_loss']:.3g} at epoch {last['epoch']}, "
-        f"with {share(last['test_accuracy'], 2)} of the test set right."
+        f"Training loss went from {first['train_loss']:.3g} to {last['train_loss']:.3g}; test loss is {last['test_loss']:.3g} at epoch "
+        f"{last['epoch']}, {lowest_words}, with {share(last['test_accuracy'], 2)} of the test set right."
     )
     return Section("scores", "Loss and accuracy", sentence, panels)

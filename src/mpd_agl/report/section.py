@@ -30,12 +30,12 @@ class Section:
 
 
 def share(value: float, digits: int = 1) -> str:
-    """A share as a percentage.
+    """A share as a percentage, its sign kept on the line.
 
-    >>> share(0.4772), share(0.964, 2)
-    ('47.7 %', '96.40 %')
+    >>> share(0.4772).replace("\\N{NO-BREAK SPACE}", " "), share(0.964, 2).split()
+    ('47.7 %', ['96.40', '%'])
     """
-    return f"{100 * value:.{digits}f} %"
+    return f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def mean(values: Sequence[float]) -> float:
