@@ -81,7 +81,7 @@ def widths(run: Run) -> Section:
     return Section("widths", "Width of the surrogate gradient, κ", sentence, panels)
 
 
-def _condensed(x: list[float], values_LK: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _condensed(values_LK: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """At most MOST_COLUMNS columns: means of neighbours."""
     if values_LK.shape[1] <= MOST_COLUMNS:
         return values_LK
@@ -99,7 +99,7 @@ def availability(run: Run) -> Section:
     for t, values_LK in enumerate(values_TLK):
         figure, (axes,) = draw.new(height=max(2.4, 0.19 * len(names) + 1.1))
         image = axes.imshow(
-            _condensed(x, values_LK),
+            _condensed(values_LK),
             aspect="auto",
             interpolation="none",
             cmap="viridis",
@@ -202,7 +202,7 @@ def affine(run: Run) -> Section:
     shifted = max(names, key=lambda n: abs(end[n]["beta_bar"] - start[n]["beta_bar"]))
     sentence = (
         f"The mean γ changed most in {moved}, from {start[moved]['gamma_bar']:.3g} to {end[moved]['gamma_bar']:.3g}, and the mean β in "
-        f"{shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; MPD-AGL sets κ from the mean γ alone."
+        f"{shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; MPD-AGL sets κ from the mean γ and the decay."
     )
     notes = [] if detailed else ["This run recorded no channels, only layer means."]
     return Section("affine", "Affine parameters γ and β of tdBN", sentence, panels, notes=notes)
