@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 
 LAYERS = ("stem", "conv2", "conv3")
 T, V_TH, BINS = 3, 0.5, 64
@@ -14,7 +15,7 @@ def normal_counts(mean, std, total=10_000):
 
     edges = [LOW + (HIGH - LOW) * b / BINS for b in range(BINS + 1)]
     cumulated = [0.0, *map(below, edges), 1.0]
-    return [round(total * (b - a)) for a, b in zip(cumulated, cumulated[1:], strict=False)]
+    return [round(total * (b - a)) for a, b in pairwise(cumulated)]
 
 
 def layer(i, step, detail=True):

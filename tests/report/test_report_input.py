@@ -47,8 +47,8 @@ def test_missing_run_and_missing_files(tmp_path, capsys):
 
 
 def test_torn_metrics_are_told_and_not_used(tmp_path):
-    lines = made.events()
-    whole = made.write(tmp_path / "whole")
+    lines = made.events(monitored=False)
+    whole = made.write(tmp_path / "whole", lines=lines)
     torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"event": "epoch", "epo')
     run = read_run(torn)
     assert run.epochs == read_run(whole).epochs[:-1]
@@ -66,7 +66,8 @@ def test_torn_metrics_are_told_and_not_used(tmp_path):
 
 def test_unfinished_run_says_so(tmp_path):
     table = made.changed(made.record(), status="running", final=None, energy=None, config__train__epochs=9)
-    run = read_run(made.write(tmp_path / "a", table, tail=b'{"ev'))
+    lines = made.events(monitored=False)
+    run = read_run(made.write(tmp_path / "a", table, lines, tail=b'{"ev'))
     assert not run.finished
     page = build_page([run]).decode()
     assert "The run is not finished: 3 of 9 epochs are done, and every number here is of epoch 3." in page
@@ -74,7 +75,7 @@ def test_unfinished_run_says_so(tmp_path):
     assert "No energy: it is measured when a run finishes." in page
     assert "last epoch (" not in page
     failed = made.changed(table, status="failed", failure="training stopped at epoch 4: <nan>")
-    page = build_page([read_run(made.write(tmp_path / "b", failed))]).decode()
+    page = build_page([read_run(made.write(tmp_path / "b", failed, lines))]).decode()
     assert "The run failed (training stopped at epoch 4: &lt;nan&gt;): 3 of 9 epochs are done" in page
 
 
@@ -109,7 +110,7 @@ def test_mixed_data_is_refused(tmp_path, capsys):
 
 
 def test_places_that_cannot_be_written(tmp_path, capsys):
-    run = made.write(tmp_path / "a")
+    run = made.write(tmp_path / "a", lines=made.events(monitored=False))
     assert main(["report", str(run), "-o", str(tmp_path)]) == 2
     assert "is a folder. Name a file" in capsys.readouterr().err
     assert main(["report", str(run), "-o", str(tmp_path / "no" / "x.html")]) == 2

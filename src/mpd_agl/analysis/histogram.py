@@ -39,10 +39,10 @@ def histogram(
     samples = max(1, min(x_SNC.shape[1], MOST_VALUES // x_SNC[0, 0].numel()))
     x_SMC = x_SNC[:, :samples].movedim(2, -1).flatten(1, -2)
     dtype = plain.compute_dtype(x_SMC)
-    vectors = [a.detach().to(dtype) for a in (mean_C, scale_C, beta_C, tau)]
+    mean_C, scale_C, beta_C, tau = (a.detach().to(dtype) for a in (mean_C, scale_C, beta_C, tau))
     low, high = v_th * (1 - REACH), v_th * (1 + REACH)
     counts = []
-    for v_MC in plain.potentials(x_SMC, *vectors, v_th, num_steps):
+    for v_MC in plain.potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps):
         place = ((v_MC - low) * (BINS / (high - low))).floor().nan_to_num().clamp(-1, BINS).long() + 1
         counts.append(torch.bincount(place.flatten(), minlength=BINS + 2).tolist())
     return Histogram(low, high, counts, samples)

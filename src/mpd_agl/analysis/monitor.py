@@ -131,9 +131,7 @@ class Monitor:
 
         def block_ran(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
             if self.active and block in self._seen:
-                self._layers[name] = _look(
-                    block, self._seen.pop(block), output.shape, options.get("add"), self.detail
-                )
+                self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"), self.detail)
 
         self._handles += [
             block.conv.register_forward_hook(synapses_ran),

@@ -8,7 +8,6 @@ from mpd_agl.analysis import Monitor, Snapshot
 from mpd_agl.experiments.config import MonitorConfig
 from mpd_agl.train.observe import Observation
 
-
 DETAILED = 32
 """Snapshots of a run that hold histograms and every channel: metrics stay small however long it is."""
 

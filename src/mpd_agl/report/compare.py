@@ -3,6 +3,9 @@
 import statistics
 from collections.abc import Callable, Sequence
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import times
@@ -55,7 +58,7 @@ def _look(i: int) -> dict[str, str]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
 
 
-def _finish(key: str, title: str, figure: draw.Figure, axes: draw.Axes) -> Panel:
+def _finish(key: str, title: str, figure: Figure, axes: Axes) -> Panel:
     axes.set_title(title)
     draw.legend(figure, axes, 2)
     return Panel(key, f"{title}, one curve per run", figure)

@@ -51,4 +51,6 @@ def energies(run: Run) -> Section | None:
     ]
     head = ("count", "additions (M)", "multiplications (M)", "energy (mJ)", "of the ANN")
     table = Table(head, rows, numbers=(1, 2, 3, 4))
-    return Section("energy", "Energy", sentence, [Panel("energy", "Energy per layer, SNN and ANN", figure)], table, notes)
+    return Section(
+        "energy", "Energy", sentence, [Panel("energy", "Energy per layer, SNN and ANN", figure)], table, notes
+    )

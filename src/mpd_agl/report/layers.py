@@ -113,15 +113,15 @@ def availability(run: Run) -> Section:
         draw.epochs(axes, 1)
         axes.set_xlim(x[0] - spacing / 2, x[-1] + spacing / 2)
         bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=18)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         draw.percent(bar.ax.yaxis)
         panels.append(Panel(f"available-t{t + 1}", f"Heat map, layers by epochs, of the share at t = {t + 1}", figure))
     end = {n: mean(layer["available_T"]) for n, layer in run.snapshots[-1]["layers"].items()}
     start = mean([mean(layer["available_T"]) for layer in run.snapshots[0]["layers"].values()])
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
     sentence = (
-        f"A gradient can pass the neurons with |v − v_th| < κ/2: {share(start)} of all at the first step, {share(mean(list(end.values())))} "
-        f"now on average over layers, fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
+        f"A gradient can pass the neurons with |v − v_th| < κ/2: {share(start)} of all at the first step, "
+        f"{share(mean(list(end.values())))} now on average over layers, fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
     )
     return Section("availability", "Gradient-available neurons", sentence, panels)
 

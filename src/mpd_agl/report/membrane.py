@@ -23,7 +23,9 @@ def membranes(run: Run) -> Section | None:
         for t, v in enumerate(layer["var_T"])
         if layer["predicted_var_T"] and v > 0
     }
-    sentence = f"Bars are the potentials before reset at step {snapshot['step']}, the shaded band is where a gradient passes."
+    sentence = (
+        f"Bars are the potentials before reset at step {snapshot['step']}, the shaded band is where a gradient passes."
+    )
     if gaps:
         name, t = max(gaps, key=lambda g: gaps[g])
         layer = snapshot["layers"][name]
@@ -96,8 +98,8 @@ def _range(run: Run, layer: dict[str, Any], shown: list[int], edges: np.ndarray[
     """Where all but a thousandth of the values lie, and the interval."""
     inside = np.array([layer["detail"]["potential"]["count_TB"][t][1:-1] for t in shown], dtype=float).sum(0)
     below = np.cumsum(inside) / max(1.0, inside.sum())
-    low = float(edges[np.searchsorted(below, 0.001)])
-    high = float(edges[min(len(edges) - 1, np.searchsorted(below, 0.999) + 1)])
+    low = float(edges[int(np.searchsorted(below, 0.001))])
+    high = float(edges[min(len(edges) - 1, int(np.searchsorted(below, 0.999)) + 1)])
     half = max(layer["kappa_T"][t] for t in shown) / 2
     return min(low, run.v_th - 1.1 * half), max(high, run.v_th + 1.1 * half)
 

@@ -154,7 +154,8 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
     )
     if final is not None and (not same or epochs[-1]["epoch"] > final["epoch"]):
         raise InputError(
-            f"record.json and metrics.jsonl of run {path} tell different results for epoch {final['epoch']}. Train it again under another --name."
+            f"record.json and metrics.jsonl of run {path} tell different results for epoch {final['epoch']}. "
+            "Train it again under another --name."
         )
 
 

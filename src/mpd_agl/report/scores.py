@@ -12,7 +12,7 @@ def scores(run: Run) -> Section:
     first, last = run.epochs[0], run.epochs[-1]
     lowest = min(run.epochs, key=lambda e: e["test_loss"])
     panels = []
-    for key, title, axis in (("loss", "Loss", "cross-entropy"), ("accuracy", "Accuracy", None)):
+    for key, title in (("loss", "Loss"), ("accuracy", "Accuracy")):
         figure, (axes,) = draw.new()
         for part, colour, name in (("train", COLOURS[0], "training"), ("test", COLOURS[1], "test")):
             draw.line(axes, x, [e[f"{part}_{key}"] for e in run.epochs], color=colour, label=name)
@@ -30,7 +30,7 @@ def scores(run: Run) -> Section:
                 label="best on the test set",
             )
         else:
-            axes.set_ylabel(axis if run.record.config["loss"]["name"] == "ce" else "loss")
+            axes.set_ylabel("cross-entropy" if run.record.config.get("loss", {}).get("name") == "ce" else "loss")
         axes.set_title(title)
         draw.epochs(axes, x[-1], 1)
         draw.legend(figure, axes, 3)
