@@ -121,7 +121,8 @@ def availability(run: Run) -> Section:
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
     sentence = (
         f"A gradient can pass the neurons with |v − v_th| < κ/2: {share(start)} of all at the first step, "
-        f"{share(mean(list(end.values())))} now on average over layers, fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
+        f"{share(mean(list(end.values())))} now on average over layers, "
+        f"fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
     )
     return Section("availability", "Gradient-available neurons", sentence, panels)
 
