@@ -121,6 +121,7 @@ def test_mistakes_on_the_command_line_are_collected() -> None:
             "b",
             "--dry-run",
             "yes",
+            "--allow-partial",
             "--zzz",
             "--optim.lr",
             "-1",
@@ -133,6 +134,7 @@ def test_mistakes_on_the_command_line_are_collected() -> None:
         "--seed takes one value, got none.",
         "--preset takes one value, got a b.",
         "unexpected argument 'yes' behind --dry-run, which takes no value.",
+        "unknown option --allow-partial. Did you mean --data.allow_partial?",
         "unknown option --zzz. See mpd-agl train --help.",
     ]
     assert o.overrides == {"optim.lr": "-1"}
