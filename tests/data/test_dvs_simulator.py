@@ -128,6 +128,10 @@ def test_bad_images_are_refused():
         simulate(np.zeros((28, 28, 3), np.uint8), seed=0, index=0)
     with pytest.raises(InputError, match="does not fit a sensor of 34x34"):
         simulate(np.zeros((40, 28), np.uint8), seed=0, index=0)
+    with pytest.raises(InputError, match="refractory_us must be from 10 to 50000, got 0"):
+        Sensor(refractory_us=0)
+    with pytest.raises(InputError, match="floor must be from 1e-06"):
+        Sensor(floor=0.0)
     with pytest.raises(InputError, match="unknown path 'circle'"):
         simulate(np.zeros((28, 28), np.uint8), seed=0, index=0, path="circle")
 

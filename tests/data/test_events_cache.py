@@ -157,6 +157,11 @@ def test_a_cut_array_is_made_again_and_a_flipped_bit_is_found(tmp_path):
         frames_sha256(frames, verify=True)
 
 
+def test_what_cannot_be_sent_to_workers_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="picklable"):
+        build_frames(lambda i: read(i), 3, CONFIG, tmp_path, key="k", workers=1, progress=False)
+
+
 def test_no_recordings_are_refused(tmp_path):
     with pytest.raises(InputError, match="at least one recording, got 0"):
         build_frames(read, 0, CONFIG, tmp_path, key="k", progress=False)

@@ -202,6 +202,7 @@ def test_a_memory_mapped_set_is_not_copied(tmp_path):
         ({"world_size": 3}, "cannot be shared by 3 processes"),
         ({"batch_size": 200, "drop_last": True}, "103 samples, fewer than a batch of 200"),
         ({"augment": ("crp",)}, "Did you mean 'crop'"),
+        ({"augment": ("crop=32",)}, "cannot crop 32x32 images with a padding of 32"),
     ],
 )
 def test_bad_arguments_are_refused(change, message):
@@ -214,10 +215,13 @@ def test_bad_sets_and_steps_are_refused():
     for change, message in (
         ({"x": data.x.astype(np.float32)}, "needs uint8"),
         ({"y": data.y[:5]}, "103 labels|5 labels"),
+        ({"x": data.x[:0], "y": data.y[:0]}, "0 samples, fewer than a batch of 5"),
         ({"mean": (0.5,)}, "one of each per channel"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
     ):
         with pytest.raises(InputError, match=message):
             Loader(ArraySet(**{**data.__dict__, **change}), batch_size=5, seed=0, train=True)
+    with pytest.raises(InputError, match="leave it out for event frames"):
+        Loader(frames(), batch_size=5, seed=0, train=True, augment="cifar")
     with pytest.raises(InputError, match="start_step must be from 0 to 21, got 22"):
         Loader(data, batch_size=5, seed=0, train=True).epoch(0, start_step=22)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samplefiles import events, same_events
 
 from mpd_agl.data import aedat, nmnist
 from mpd_agl.data.recordings import list_recordings
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import events, same_events
 
 HEADER = b"#!AER-DAT2.0\r\n# This is a raw AE data file - do not edit\r\n# created Thu Dec 03 14:47:00 CET 2015\r\n"
 

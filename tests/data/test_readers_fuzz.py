@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samplefiles import cifar_images, idx_bytes, jpeg_bytes, planes, tree
 
 from mpd_agl.data import aedat, archives, cifar, idx, nmnist, restricted, store, tinyimagenet
 from mpd_agl.data.types import EventStream
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import cifar_images, idx_bytes, jpeg_bytes, planes, tree
 
 CASES = {
     "aedat": 2200,

@@ -5,7 +5,11 @@ import pickle
 import numpy as np
 import pytest
 from PIL import Image
-from samplefiles import (
+
+from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
+from mpd_agl.data.restricted import plain_from_bytes
+from mpd_agl.errors import InputError
+from tests.data.samplefiles import (
     WNIDS,
     cifar_images,
     idx_bytes,
@@ -17,10 +21,6 @@ from samplefiles import (
     write_mnist,
     write_tinyimagenet,
 )
-
-from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
-from mpd_agl.data.restricted import plain_from_bytes
-from mpd_agl.errors import InputError
 
 TEN = registry.get("cifar10").classes
 

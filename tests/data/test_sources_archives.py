@@ -5,11 +5,11 @@ import tarfile
 import zipfile
 
 import pytest
-from samplefiles import tar_of, tree, zip_of
 
 from mpd_agl.data import archives
 from mpd_agl.data.archives import Limits, unpack
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import tar_of, tree, zip_of
 
 
 @pytest.fixture

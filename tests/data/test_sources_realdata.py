@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samplefiles import planes
 
 from mpd_agl.cli import main
 from mpd_agl.data import cifar, nmnist, readers, registry
@@ -17,6 +16,7 @@ from mpd_agl.data.load import load_dataset
 from mpd_agl.data.recordings import list_recordings
 from mpd_agl.data.verify import verify
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import planes
 
 pytestmark = pytest.mark.realdata
 ROOT = Path(os.environ.get("MPD_AGL_REALDATA", "/nonexistent"))

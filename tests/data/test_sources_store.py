@@ -1,14 +1,16 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
-from samplefiles import cifar_images, tree
 
 from mpd_agl.data import store
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import cifar_images, tree
 
 CLASSES = ("a", "b", "c")
 
@@ -189,3 +191,34 @@ def test_a_label_outside_the_classes_is_refused(tmp_path, data):
     write(tmp_path / "toy", x, np.where(y == 2, 3, y))
     with pytest.raises(InputError, match=r"a label outside 0\.\.2"):
         store.open_split(tmp_path / "toy", "train")
+
+
+def test_an_interrupt_leaves_nothing(tmp_path, data):
+    x, y = data
+
+    def parts():
+        yield "file_0", x[:6]
+        raise KeyboardInterrupt
+
+    pixels = store.Pixels(shape_NHWC=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
+    with pytest.raises(KeyboardInterrupt):
+        store.write(tmp_path / "toy", {"train": pixels}, lambda *_: None, {})
+    assert tree(tmp_path) == set()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path, data):
+    script = f"""
+import os, pathlib, signal
+from mpd_agl.data.archives import new_folder
+with new_folder(pathlib.Path({str(tmp_path / "toy")!r})) as scratch:
+    (scratch / "half").write_bytes(bytes(1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(".part")
+    alive = tmp_path / left.name.replace(left.name.split("-")[-1].split(".")[0], str(os.getpid()))
+    alive.mkdir()  # another conversion that still runs
+    write(tmp_path / "toy", *data)
+    assert {p.name for p in tmp_path.iterdir()} == {"toy", alive.name}

@@ -79,6 +79,7 @@ class Monitor:
         blocks = {n: m for n, m in net.named_modules() if isinstance(m, SpikingBlock)}
         if not blocks:
             raise InputError("Monitor found no SpikingBlock in this network. Build it from mpd_agl.nn.SpikingBlock.")
+        self.layers = list(blocks)
         for name, block in blocks.items():
             self._attach(name, block)
 
@@ -91,7 +92,7 @@ class Monitor:
         """Call once after each training step; returns the snapshot of that step, if one was taken."""
         taken = None
         if self._layers:
-            taken = Snapshot(self.steps, self._layers)
+            taken = Snapshot(self.steps, {n: self._layers[n] for n in self.layers if n in self._layers})
             self.history.append(taken)
             self._layers = {}
         self.steps += 1

@@ -3,8 +3,12 @@
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpd_agl.errors import InputError
+
+if TYPE_CHECKING:
+    from mpd_agl.analysis import EnergyReport
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +62,7 @@ def run(argv: list[str]) -> int:
 
     from mpd_agl.analysis import energy, measure_activity
     from mpd_agl.models import create_model, load_weights
+    from mpd_agl.nn import TdBatchNorm
 
     torch.manual_seed(a.seed)
     net = create_model(a.model, **options)
@@ -68,10 +73,10 @@ def run(argv: list[str]) -> int:
     shape = (a.samples, o.in_channels, o.image_size, o.image_size)
     x = torch.randint(0, 2, (o.num_steps, *shape)).float() if frames else torch.randn(shape)
     if a.checkpoint is None:
-        # an untrained network's running statistics are not those of its currents: let two batches set them
+        # an untrained network's running statistics are not those of its currents: one batch sets them
         with torch.no_grad():
             net.train()
-            for norm in (m for m in net.modules() if hasattr(m, "momentum")):
+            for norm in (m for m in net.modules() if isinstance(m, TdBatchNorm)):
                 norm.momentum = 1.0
             net(x if a.samples > 1 else torch.cat([x, x], dim=-4))
     source = "trained weights" if a.checkpoint else "untrained weights"
@@ -97,15 +102,15 @@ def weights_in(path: Path) -> Path:
     return path
 
 
-def print_table(report: "EnergyReport", trained: bool) -> None:  # type: ignore[name-defined]  # noqa: F821
+def print_table(report: "EnergyReport", trained: bool) -> None:
     """The table as a person reads it."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(soft_wrap=True)
     table = Table(title=f"{report.model}, T={report.num_steps}: operations of one inference (millions)")
-    for name in ("layer", "input", "rate in", "MACs (ANN)", "additions", "multiplies", "uJ"):
-        table.add_column(name, justify="left" if name in ("layer", "input") else "right")
+    for name in ("layer", "input", "rate in", "ANN MACs", "#Add.", "#Multi.", "uJ"):
+        table.add_column(name, justify="left" if name in ("layer", "input") else "right", no_wrap=True)
     for r in report.rows:
         rate = "" if r.rate_in is None or r.values_in == "real" else f"{100 * r.rate_in:.1f} %"
         uj = (r.additions * 0.9 + r.multiplies * 4.6) * 1e-6

@@ -5,11 +5,14 @@ nor the ratio of compression passes a limit. The folder is written beside its pl
 whole or it is not there.
 """
 
+import glob
 import gzip
 import io
 import lzma
 import os
+import re
 import shutil
+import socket
 import stat
 import tarfile
 import tempfile
@@ -43,14 +46,16 @@ DEFAULT_LIMITS = Limits()
 
 
 @contextmanager
-def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
+def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
     """Give a folder under `parent` that is gone when the block ends, however it ends.
 
     A full disk and other errors of the system become an `InputError` that names the folder.
     """
+    owner = f".{name}.{re.sub(r'[^0-9A-Za-z]', '', socket.gethostname())}-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".part", dir=parent))
+        _clear(parent, owner)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{owner}{os.getpid()}.", suffix=".part", dir=parent))
     except OSError as error:
         raise InputError(f"cannot write into {parent}: {error.strerror}. Choose another --cache-dir.") from error
     try:
@@ -64,6 +69,20 @@ def scratch_folder(parent: Path, name: str = "") -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _clear(parent: Path, owner: str) -> None:
+    """Remove what a killed process of this machine left behind."""
+    if os.name != "posix":
+        return
+    for path in parent.glob(f"{glob.escape(owner)}*.part"):
+        pid = path.name.removeprefix(owner).split(".")[0]
+        try:
+            os.kill(int(pid), 0)  # asks only whether the process lives
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, OverflowError, PermissionError):
+            continue
 
 
 @contextmanager
@@ -140,11 +159,10 @@ class _Meter:
     """Counts members and bytes, and stops an archive that holds too much."""
 
     def __init__(self, archive: Path, limits: Limits) -> None:
-        self.archive, self.limits = archive, limits
-        self.packed = max(1, archive.stat().st_size) if archive.exists() else 1
-        self.members = self.bytes = 0
         if not archive.is_file():
             raise InputError(f"there is no file {archive}. Check the path.")
+        self.archive, self.limits = archive, limits
+        self.packed, self.members, self.bytes = archive.stat().st_size, 0, 0
 
     def member(self) -> None:
         self.members += 1
@@ -164,8 +182,7 @@ class _Meter:
         if self.bytes > self.limits.ratio_floor and self.bytes > self.limits.ratio * self.packed:
             raise InputError(
                 f"{self.archive} unpacks to more than {self.limits.ratio} times its size, as a zip bomb does, and "
-                "was not unpacked. "
-                "Get the official file."
+                "was not unpacked. Get the official file."
             )
 
 

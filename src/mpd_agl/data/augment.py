@@ -53,6 +53,10 @@ class Key:
 def crop(x: Batch, padding: int, key: Key) -> Batch:
     """Pad by zeros on all sides, then cut out the old size at a random place: a shift by up to `padding` pixels."""
     H, W = x.shape[-3:-1]
+    if padding >= min(H, W):
+        raise InputError(
+            f"cannot crop {W}x{H} images with a padding of {padding}; use a smaller one, for example 'crop=4'."
+        )
     shift_N2 = integers(key.uniform("crop", 2), -padding, padding)
     out = np.zeros_like(x)
     for out_i, x_i, (dy, dx) in zip(out, x, shift_N2.tolist(), strict=True):

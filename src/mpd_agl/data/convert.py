@@ -4,8 +4,9 @@ Sources are tried in order: `data_dir` as given; the cache; the official address
 in the header.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data import readers, sources, store
-from mpd_agl.data.archives import extract, scratch_folder, unpack
+from mpd_agl.data.archives import extract, is_archive, new_folder, scratch_folder
 from mpd_agl.data.readers import Found
 from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import DataSet
+from mpd_agl.data.sources import Fetched
 from mpd_agl.data.store import Digest, Pixels
 from mpd_agl.errors import InputError
 
@@ -73,16 +75,20 @@ def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> N
     expected = spec.sha256.get(split)
     if expected is not None and found.sha256 != expected:
         raise InputError(f"{_blame(spec, split, found, pixels.origin)}. Get the official file again.")
-    labels = spec.labels_sha256.get(split)
-    if labels is not None and found.labels_sha256 != labels:
-        raise InputError(
-            f"{pixels.origin} holds other labels than {spec.title}'s {split} split. Get the official files again."
-        )
+    check_labels(spec, split, found.labels_sha256, pixels.origin)
     encoded = spec.encoded_sha256.get(split)
     if encoded is not None and pixels.encoded_sha256 is not None and (got := pixels.encoded_sha256()) != encoded:
         raise InputError(
             f"the image files in {pixels.origin} are not the official ones (sha256 {got[:16]}...). Get the official "
             "archive again."
+        )
+
+
+def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
+    """Compare the hash of a complete split's labels with the registry's."""
+    if got != spec.labels_sha256.get(split, got):
+        raise InputError(
+            f"{origin} holds other labels than {spec.title}'s {split} split. Get the official files again."
         )
 
 
@@ -110,10 +116,24 @@ def opened(found: Found, cache: Path) -> Iterator[Path]:
     if not found.archives:
         yield found.place
         return
-    with scratch_folder(cache) as scratch:
+    with scratch_folder(cache) as scratch, _named(scratch, found):
         for archive in found.archives:
             extract(archive, scratch)
         yield scratch
+
+
+@contextmanager
+def _named(scratch: Path, found: Found) -> Iterator[None]:
+    """Errors name the archive, not the scratch folder."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(str(scratch), called(found))) from error
+
+
+def called(found: Found) -> str:
+    """What a sentence calls the files: the folder, or the one archive."""
+    return str(found.archives[0] if len(found.archives) == 1 else found.place)
 
 
 def obtain_images(
@@ -121,29 +141,36 @@ def obtain_images(
 ) -> Obtained:
     """Bring an image set into converted form, or find it there."""
     cache = sources.cache_root(cache_dir)
-    fetched: list[Path] = []
     if data_dir is not None:
         found = readers.require(spec, data_dir)
-        root, source = cache / "converted" / f"{spec.name}-{found.key()}", f"data-dir {data_dir}"
+        root = cache / "converted" / f"{spec.name}-{found.key()}"
         if root.is_dir():
             return _opened(spec, root, allow_partial)
-    else:
-        root = cache / "converted" / spec.name
-        if root.is_dir():
+        return _convert(spec, found, root, f"data-dir {data_dir}", cache, allow_partial)
+    root = cache / "converted" / spec.name
+    if root.is_dir():
+        return _opened(spec, root, allow_partial)
+    with sources.locked(spec, cache) if download else nullcontext():
+        if root.is_dir():  # made while this process waited
             return _opened(spec, root, allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
+        obtained = _convert(spec, found, root, source, cache, allow_partial)
+        if fetched is not None:  # the converted set replaces what was downloaded
+            fetched.clear()
+        return obtained
+
+
+def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, allow_partial: bool) -> Obtained:
     with opened(found, cache) as place:
         splits = readers.read_images(spec, place)
-        where = str(found.place if len(found.archives) != 1 else found.archives[0])
-        partial = check_counts(spec, {s: p.y_N for s, p in splits.items()}, where, allow_partial=allow_partial)
+        labels = {split: pixels.y_N for split, pixels in splits.items()}
+        partial = check_counts(spec, labels, called(found), allow_partial=allow_partial)
         store.write(
             root,
             splits,
             lambda split, pixels, digest: check_content(spec, split, pixels, digest),
             {"name": spec.name, "source": source, "partial": partial},
         )
-    for path in fetched:  # the converted set replaces what was downloaded
-        path.unlink(missing_ok=True)
     return Obtained(place=root, key=root.name, source=source, partial=partial)
 
 
@@ -152,16 +179,17 @@ def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
     stored = {split: store.open_split(root, split) for split in spec.counts}
     header = stored["train"].header
     partial = check_counts(spec, {s: v.y_N for s, v in stored.items()}, str(root), allow_partial=allow_partial)
-    for split, opened_split in stored.items():
+    for split, item in stored.items():
         expected = spec.sha256.get(split)
-        if split not in partial and expected is not None and opened_split.header["sha256"] != expected:
+        other = split not in partial and expected is not None and item.header.get("sha256") != expected
+        if other or item.x_NHWC.shape[1:] != spec.shape or len(item.header["classes"]) != spec.num_classes:
             raise InputError(
                 f"{root} was converted from other files than {spec.title}'s. Remove {root} and it is converted again."
             )
     return Obtained(place=root, key=root.name, source=str(header.get("source", "cache")), partial=partial)
 
 
-def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, list[Path]]:
+def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, Fetched | None]:
     """Files that someone put into the cache's download folder, or else the first source that works."""
     folder = sources.downloads(cache, spec)
     try:
@@ -171,13 +199,14 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
             raise
         found = None  # some of several files: the download completes them
     if found is not None:
-        return found, f"cache {folder}", []
+        return found, f"cache {folder}", None
     if not download:
-        raise InputError(
-            f"{spec.title} is not in the cache {cache}, and downloading is off. {sources.how_to_place(spec, cache)}"
-        )
-    source, fetched = sources.fetch(spec, cache)
-    return readers.require(spec, folder), source, fetched
+        fetch = f"Run `mpd-agl data fetch {spec.name}`. " if spec.remote or spec.mirror else ""
+        raise InputError(f"{spec.title} is not in the cache {cache}. {fetch}{sources.how_to_place(spec, cache)}")
+    fetched = sources.fetch(spec, cache)
+    if all(is_archive(path) for path in fetched.paths):
+        return Found(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
+    return readers.require(spec, folder), fetched.source, fetched
 
 
 def obtain_recordings(
@@ -185,23 +214,38 @@ def obtain_recordings(
 ) -> tuple[Obtained, dict[str, Recordings]]:
     """Find the recordings of an event set; zips are unpacked once, into the cache."""
     cache = sources.cache_root(cache_dir)
-    fetched: list[Path] = []
     kept = cache / "unpacked" / spec.name
     if data_dir is not None:
         found, source = readers.require(spec, data_dir), f"data-dir {data_dir}"
-        kept = cache / "unpacked" / f"{spec.name}-{found.key()}"
-    elif kept.is_dir():
-        found, source = readers.require(spec, kept), f"cache {kept}"
+        found = _unpacked(spec, found, cache / "unpacked" / f"{spec.name}-{found.key()}")
     else:
-        found, source, fetched = find_or_fetch(spec, cache, download=download)
-    if found.archives:
-        if not kept.is_dir():
-            unpack(found.archives, kept)
-        found = readers.require(spec, kept)
-        if found.archives:
-            raise InputError(f"{source} holds no folder of {spec.title}. Put {spec.folder} there.")
+        with sources.locked(spec, cache) if download and not kept.is_dir() else nullcontext():
+            if kept.is_dir():
+                found, source = readers.require(spec, kept), f"cache {kept}"
+            else:
+                found, source, fetched = find_or_fetch(spec, cache, download=download)
+                found = _unpacked(spec, found, kept)
+                if fetched is not None:
+                    fetched.clear()
     splits = readers.read_recordings(spec, found.place)
-    partial = check_counts(spec, {s: r.y_N for s, r in splits.items()}, str(found.place), allow_partial=allow_partial)
-    for path in fetched:
-        path.unlink(missing_ok=True)
+    labels = {split: recordings.y_N for split, recordings in splits.items()}
+    partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
+    for split in labels.keys() - partial.keys():
+        check_labels(spec, split, store.labels_digest(labels[split]), str(found.place))
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits
+
+
+def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
+    """The recordings as folders; archives are unpacked into `kept`, unless they were before."""
+    if not found.archives:
+        return found
+    if not kept.is_dir():
+        with new_folder(kept) as scratch, _named(scratch, found):
+            for archive in found.archives:
+                extract(archive, scratch)
+            if readers.find_folder(spec, scratch) is None:
+                raise InputError(f"{scratch} holds no {spec.title}. Put {spec.folder} there.")
+            readers.read_recordings(spec, scratch)
+            if hasattr(os, "sync"):
+                os.sync()  # the folder stays: its files must reach the disk before its name does
+    return readers.require(spec, kept)

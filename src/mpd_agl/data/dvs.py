@@ -46,6 +46,20 @@ class Sensor:
     noise_hz: float = 0.4
     """Events per second and pixel without any cause, half of them ON."""
 
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("threshold", 1e-3, 10.0),
+            ("mismatch", 0.0, 1.0),
+            ("floor", 1e-6, 1e6),
+            ("refractory_us", 10, 50_000),
+            ("noise_hz", 0.0, 1e4),
+        ):
+            got = getattr(self, name)
+            if not low <= got <= high:
+                raise InputError(
+                    f"the event camera's {name} must be from {low:g} to {high:g}, got {got}; leave it out."
+                )
+
 
 DEFAULT_SENSOR = Sensor()
 
@@ -84,7 +98,8 @@ def simulate(
     """Record one image; the same (seed, index) gives the same events.
 
     The image stands in the middle of the sensor, one image pixel per sensor pixel, on black; with `negative` light and
-    dark are exchanged, background included. By default `saccades` shows the negative and `loop` does not.
+    dark are exchanged, background included. By default `saccades` shows the negative and `loop` does not. For a larger
+    picture on a larger sensor, enlarge the image first.
     """
     if image_HW.ndim != 2 or image_HW.dtype != np.uint8 or image_HW.size == 0:
         raise InputError(

@@ -15,6 +15,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -25,6 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import Progress
 
 from mpd_agl.data.events import check_config, to_frames
@@ -107,7 +109,7 @@ def _is_done(array_path: Path, header_path: Path, header: dict[str, Any]) -> boo
 def _make_parts(read: Read, count: int, config: FrameConfig, parts_dir: Path, *, workers: int, progress: bool) -> None:
     starts = range(0, count, CHUNK)
     todo = [start for start in starts if not _is_part(parts_dir, start, count, config)]
-    with Progress(transient=True, disable=not progress) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
         task = bar.add_task("events to frames", total=len(starts), completed=len(starts) - len(todo))
         if workers <= 0:
             for start in todo:
@@ -122,6 +124,10 @@ def _in_processes(
     read: Read, todo: list[int], count: int, config: FrameConfig, parts_dir: Path, workers: int
 ) -> Iterator[None]:
     """Make the parts in processes, yielding after each; a part that fails stops the others and raises here."""
+    try:
+        pickle.dumps(read)
+    except Exception as error:
+        raise TypeError("`read` must be a module's function or a picklable object to be sent to workers") from error
     # Started afresh rather than forked: the parent may hold torch's threads, which do not survive a fork.
     context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
     with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:

@@ -206,7 +206,8 @@ def affine(images: Images, source_NP: NDArray[np.intp], fill: int) -> Images:
     pixels[:-1] = images.reshape(-1, C)
     pixels[-1] = fill
     index = np.where(source_NP < 0, N * H * W, source_NP + (np.arange(N) * (H * W))[:, None])
-    return np.take(pixels, index.reshape(-1), axis=0).reshape(images.shape)
+    moved: Images = np.take(pixels, index.reshape(-1), axis=0)
+    return moved.reshape(images.shape)
 
 
 def _blend(

@@ -105,7 +105,7 @@ def _events(
     split_rule: str,
     seed: int,
 ) -> ArraySet:
-    from mpd_agl.data.framing import build_frames
+    from mpd_agl.data.framing import build_frames, frames_sha256
 
     read: Any
     if spec.reader == "mnist5k-dvs":
@@ -136,7 +136,7 @@ def _events(
             provenance |= {"split_rule": "official"}
         y_N = read.y_N
     x_NTHWC = build_frames(read, len(y_N), config, sources.cache_root(cache_dir) / "frames", key=key)
-    provenance |= {"frames": asdict(config)}
+    provenance |= {"frames": asdict(config), "frames_sha256": frames_sha256(x_NTHWC)}
     return ArraySet(
         name=spec.name,
         split=split,

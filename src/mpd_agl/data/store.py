@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from mpd_agl import __version__
 from mpd_agl.data.archives import new_folder
+from mpd_agl.data.progress import progress
 from mpd_agl.errors import InputError
 
 FORMAT = 1
@@ -77,7 +78,7 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
     whole, parts, seen = hashlib.sha256(), [], 0
     total_C, squares_C = np.zeros(channels), np.zeros(channels)
     values = np.arange(256, dtype=np.float64)
-    for name, x_NHWC in pixels.parts():
+    for name, x_NHWC in _shown(pixels):
         if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != (height, width, channels):
             raise InputError(
                 f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
@@ -110,6 +111,16 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
         std=tuple(std_C.tolist()),
         parts=tuple(parts),
     )
+
+
+def _shown(pixels: Pixels) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """The parts, with a bar for whoever waits."""
+    done, total = 0, pixels.shape_NHWC[0]
+    with progress(Path(pixels.origin).name, total) as report:
+        for name, x_NHWC in pixels.parts():
+            yield name, x_NHWC
+            done += len(x_NHWC)
+            report(done, total)
 
 
 def write(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mpd_agl.data import convert, mnist5k, readers, registry, sources, store
+from mpd_agl.data.progress import progress
 from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import DataSet
 from mpd_agl.data.store import Pixels
@@ -65,8 +66,7 @@ def verify(
         with convert.opened(files, cache) as place:
             pixels = readers.read_images(spec, place)
             labels = {split: p.y_N for split, p in pixels.items()}
-            where = str(files.place if len(files.archives) != 1 else files.archives[0])
-            convert.check_counts(spec, labels, where, allow_partial=allow_partial)
+            convert.check_counts(spec, labels, convert.called(files), allow_partial=allow_partial)
             return _images(spec, pixels, f"data-dir {data_dir}")
     found = convert.obtain_images(
         spec, data_dir=None, cache_dir=cache_dir, allow_partial=allow_partial, download=download
@@ -103,12 +103,14 @@ def _images(
 
 def _recordings(spec: DataSet, split: str, recordings: Recordings) -> SplitReport:
     whole, events, on = hashlib.sha256(), 0, 0
-    for i, path in enumerate(recordings.paths):
-        stream = recordings(i)
-        whole.update(path.read_bytes())
-        events += len(stream)
-        on += int(stream.p_E.sum())
     count = len(recordings)
+    with progress(Path(recordings.origin).name, count) as report:
+        for i, path in enumerate(recordings.paths):
+            stream = recordings(i)
+            whole.update(path.read_bytes())
+            events += len(stream)
+            on += int(stream.p_E.sum())
+            report(i + 1, count)
     return SplitReport(
         count=count,
         official=spec.counts[split],

@@ -34,18 +34,26 @@ class Backend:
     normalise_grad: Callable[..., Tensor]
 
 
-def _native_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, g, mean, scale, beta, tau, kappa_T, v_th, surrogate, detach_reset, want_kappa = args
-    code = native.SURROGATE_CODES[surrogate.name]
-    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = native.backward(
-        x, g, mean, scale, beta, tau, kappa_T, v_th, code, detach_reset, want_kappa
+def _native(operators: bool) -> Backend:
+    """The native kernels, called directly or as operators that a tracer can see."""
+    moments, forward, backward, normalise_grad_ = (
+        (native.moments_op, native.forward_op, native.backward_op, native.normalise_grad_op)
+        if operators
+        else (native.moments, native.forward, native.backward, native.normalise_grad_)
     )
-    return out
 
+    run: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = backward
 
-def _native_normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
-    native.normalise_grad_(x, dv, mean, scale, m1, m2)
-    return dv
+    def backward_by_code(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        *tensors, surrogate, detach_reset, want_kappa = args
+        code = native.SURROGATE_CODES[surrogate.name]
+        return run(*tensors, code, detach_reset, want_kappa)
+
+    def normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
+        normalise_grad_(x, dv, mean, scale, m1, m2)
+        return dv
+
+    return Backend("native", moments, forward, backward_by_code, normalise_grad)
 
 
 @cache
@@ -63,7 +71,7 @@ def _compiled() -> Backend:
 
 
 _EAGER = Backend("eager", plain.moments, plain.forward, plain.backward, plain.normalise_grad)
-_NATIVE = Backend("native", native.moments, native.forward, _native_backward, _native_normalise_grad)
+_NATIVE, _NATIVE_OPERATORS = _native(operators=False), _native(operators=True)
 
 
 @cache
@@ -99,17 +107,26 @@ def _auto(device_type: str, dtype: torch.dtype) -> str:
     return name
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend that runs for that name, device and dtype; an error that names the way out where it cannot."""
-    if torch.compiler.is_exporting():
-        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def resolved_name(name: str, device_type: str, dtype: torch.dtype) -> str:
+    """`auto` as the name of what runs; an error that names the way out where the backend cannot run."""
     if name == "auto":
-        name = _auto(device.type, dtype)
+        name = _auto(device_type, dtype)
     elif name not in NAMES:
         raise unknown_name("backend", name, NAMES)
-    if why := why_not(name, device.type, dtype):
+    if why := why_not(name, device_type, dtype):
         raise InputError(f"backend {name!r} cannot run: {why}. Use backend='eager', which works everywhere, or 'auto'.")
-    return {"eager": _EAGER, "native": _NATIVE}.get(name) or _compiled()
+    return name
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """The backend that runs for that name, device and dtype."""
+    if torch.compiler.is_exporting():
+        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
+    name = resolved_name(name, device.type, dtype)
+    if name == "native":
+        return _NATIVE_OPERATORS if torch.compiler.is_compiling() else _NATIVE
+    return _EAGER if name == "eager" or torch.compiler.is_compiling() else _compiled()
 
 
 def backends_here(device: str = "cpu") -> dict[str, str]:

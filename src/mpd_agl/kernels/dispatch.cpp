@@ -45,10 +45,10 @@ const char *mpd_agl_level() {
     return chosen_name;
 }
 int mpd_agl_use_level(const char *level) { return use(level); }
-void mpd_agl_moments(const float *x, int64_t rows, int64_t C, double *mean, double *var) { kernels()->moments(x, rows, C, mean, var); }
-void mpd_agl_forward(const Neuron *n, const float *x, float *s) { kernels()->forward(n, x, s); }
-void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
-                      double *dkappa) {
+void mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) { kernels()->moments(x, rows, C, mean, var); }
+void mpd_agl_forward(const Neuron *n, const float *x, const float *plus, float *out) { kernels()->forward(n, x, plus, out); }
+void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
+                      float *dkappa) {
     kernels()->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
 }
 void mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,

@@ -45,13 +45,15 @@ class _Fused(torch.autograd.Function):
         var_C: Tensor,
         tau: Tensor,
         kappa_T: Tensor,
+        plus_TMC: Tensor | None,
         step: _Step,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        x, plus = x_SMC.detach(), None if plus_TMC is None else plus_TMC.detach()
         if step.batch_stats:
-            mean_C, var_C = step.backend.moments(x_SMC)
+            mean_C, var_C = step.backend.moments(x)
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
-        s_TMC = step.backend.forward(x_SMC, mean_C, scale_C, beta_C, tau, step.v_th, step.num_steps)
+        s_TMC = step.backend.forward(x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, plus)
         ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
         ctx.step = step
         ctx.mark_non_differentiable(mean_C, var_C)
@@ -62,12 +64,13 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g_TMC: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g_TMC is None:
-            return (None,) * 8
-        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T = ctx.saved_tensors
+            return (None,) * 9
+        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T = (a.detach() for a in ctx.saved_tensors)
         step: _Step = ctx.step
+        g_TMC = g_TMC.contiguous()
         dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T = step.backend.backward(
             x_SMC,
-            g_TMC.contiguous(),
+            g_TMC,
             mean_C,
             scale_C,
             beta_C,
@@ -89,7 +92,8 @@ class _Fused(torch.autograd.Function):
                 dx_SMC = dv_SMC.mul_(scale_C)
             dx_SMC = dx_SMC.to(x_SMC.dtype)
         dkappa = dkappa_T if ctx.needs_input_grad[6] else None
-        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, None
+        dplus = g_TMC if ctx.needs_input_grad[7] else None
+        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dplus, None
 
 
 def _rows(x_SNC: Tensor) -> Tensor:
@@ -119,6 +123,7 @@ def _run(
     var_C: Tensor,
     tau: Tensor,
     kappa_T: Tensor,
+    plus_TNC: Tensor | None,
     step: _Step,
 ) -> tuple[Tensor, Tensor, Tensor]:
     S, T = x_SNC.shape[0], step.num_steps
@@ -127,12 +132,17 @@ def _run(
             f"the fused step over {T} timesteps takes an input of {T} or 1 timesteps and {T} widths, "
             f"got an input of {S} and widths of shape {tuple(kappa_T.shape)}."
         )
+    if plus_TNC is not None and plus_TNC.shape != (T, *x_SNC.shape[1:]):
+        raise InputError(
+            f"what is added to spikes of shape {(T, *x_SNC.shape[1:])} must have it too, got {tuple(plus_TNC.shape)}."
+        )
     x_SMC = _rows(x_SNC)
     if step.backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
+    plus_TMC = None if plus_TNC is None else _rows(plus_TNC).to(x_SMC.dtype)
     dtype = plain.compute_dtype(x_SMC)
     vectors = [a.to(dtype).contiguous() for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
-    s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, step)  # type: ignore[no-untyped-call]
+    s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, plus_TMC, step)  # type: ignore[no-untyped-call]
     return _back(s_TMC.to(x_SNC.dtype), x_SNC.shape), mean, var
 
 
@@ -147,6 +157,7 @@ def tdbn_neuron(
     *,
     num_steps: int,
     batch_stats: bool,
+    plus_TNC: Tensor | None = None,
     v_th: float = 0.5,
     alpha: float = 1.0,
     eps: float = 1e-5,
@@ -157,11 +168,12 @@ def tdbn_neuron(
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
     Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
-    them from the returned moments. Under autocast the membrane is float32 and the spikes come back in x's dtype.
+    them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
+    and the spikes come back in x's dtype.
     """
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
     step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, get_surrogate(surrogate), detach_reset, resolved)
-    return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, step)
+    return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, plus_TNC, step)
 
 
 def neuron(
@@ -170,6 +182,7 @@ def neuron(
     kappa_T: Tensor,
     *,
     num_steps: int,
+    plus_TNC: Tensor | None = None,
     v_th: float = 0.5,
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
@@ -180,7 +193,7 @@ def neuron(
     step = _Step(num_steps, v_th, 1.0, 0.0, False, get_surrogate(surrogate), detach_reset, resolved)
     C = i_SNC.shape[2]
     one_C, zero_C = i_SNC.new_ones(C, dtype=torch.float32), i_SNC.new_zeros(C, dtype=torch.float32)
-    return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, step)[0]
+    return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, plus_TNC, step)[0]
 
 
 def moments(x_SNC: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:

@@ -46,11 +46,10 @@ float *repeat(const float *v_C, int64_t C, int64_t P) {
     return out;
 }
 
-// out[c] = sum over chunks and rows of a tile of partial[chunk][row * C + c]
-void fold(const double *partial, int64_t chunks, int64_t P, int64_t C, double *out) {
-    for (int64_t c = 0; c < C; c++) out[c] = 0;
-    for (const double *row = partial; row < partial + chunks * P; row += C)  // P is a multiple of C
-        for (int64_t c = 0; c < C; c++) out[c] += row[c];
+// sum over chunks and rows of a tile of partial[chunk][row * C + c], in place: the first C values
+void fold(double *partial, int64_t chunks, int64_t P, int64_t C) {
+    for (const double *row = partial + C; row < partial + chunks * P; row += C)  // P is a multiple of C
+        for (int64_t c = 0; c < C; c++) partial[c] += row[c];
 }
 
 // exp(-r) for r in [0, 87]: 2^k * polynomial, relative error under 2e-7
@@ -91,7 +90,7 @@ template <int SG> inline float surrogate_by_kappa(float u, float h, float invers
     return -u * inverse * h;
 }
 
-void moments(const float *x, int64_t rows, int64_t C, double *mean, double *var) {
+void moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
     Plane plane(rows, C);
     const int64_t P = plane.P;
     float *shift = repeat(x, C, P);  // the first row: sums of x - shift do not cancel
@@ -136,13 +135,13 @@ void moments(const float *x, int64_t rows, int64_t C, double *mean, double *var)
         std::free(sum);
         std::free(square);
     }
-    fold(partial, plane.chunks, P, C, mean);
-    fold(partial2, plane.chunks, P, C, var);
+    fold(partial, plane.chunks, P, C);
+    fold(partial2, plane.chunks, P, C);
     for (int64_t c = 0; c < C; c++) {
-        double m = mean[c] / rows;
-        double v = var[c] / rows - m * m;
-        mean[c] = shift[c] + m;
-        var[c] = v > 0 ? v : (v <= 0 ? 0 : v);  // rounding may dip below 0; NaN stays NaN
+        double m = partial[c] / rows;
+        double v = partial2[c] / rows - m * m;
+        mean[c] = static_cast<float>(shift[c] + m);
+        var[c] = static_cast<float>(v > 0 ? v : (v <= 0 ? 0 : v));  // rounding may dip below 0; NaN stays NaN
     }
     std::free(shift);
     std::free(partial);
@@ -161,8 +160,8 @@ struct Channels {  // the per-channel vectors, laid out along a tile
 };
 
 // One tile over all T steps. STEPS > 0 is T known to the compiler: the membrane stays in registers. STEPS = 0 is any T.
-template <int STEPS>
-void forward_as(const Neuron *n, const float *x, float *s) {
+template <int STEPS, bool PLUS>
+void forward_as(const Neuron *n, const float *x, const float *plus, float *s) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size, x_step = n->S == 1 ? 0 : size;
     const float tau = n->tau, v_th = n->v_th;
@@ -173,27 +172,31 @@ void forward_as(const Neuron *n, const float *x, float *s) {
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
 #pragma omp for schedule(static)
         for (int64_t tile = 0; tile < plane.tiles; tile++) {
-            const int64_t count = plane.length(tile);
+            const int64_t count = plane.length(tile), at = tile * P;
             if constexpr (STEPS > 0) {
-                const float *__restrict row = x + tile * P;
-                float *__restrict out = s + tile * P;
+                const float *__restrict row = x + at, *__restrict more = plus + (PLUS ? at : 0);
+                float *__restrict out = s + at;
                 LOOP(int64_t p = 0; p < count; p++) {
                     float kept = 0.0f;
 #pragma GCC unroll 10
                     for (int t = 0; t < STEPS; t++) {
                         float w = tau * kept + ((row[t * x_step + p] - mean[p]) * scale[p] + beta[p]);  // Eq. 2
-                        out[t * size + p] = w >= v_th ? 1.0f : 0.0f;                                    // Eq. 3
+                        float fired = w >= v_th ? 1.0f : 0.0f;                                          // Eq. 3
+                        if constexpr (PLUS) fired += more[t * size + p];
+                        out[t * size + p] = fired;
                         kept = w >= v_th ? 0.0f : w;
                     }
                 }
             } else {
                 std::memset(v, 0, P * sizeof(float));
                 for (int64_t t = 0; t < T; t++) {
-                    const float *__restrict row = x + t * x_step + tile * P;
-                    float *__restrict out = s + t * size + tile * P;
+                    const float *__restrict row = x + t * x_step + at, *__restrict more = plus + (PLUS ? t * size + at : 0);
+                    float *__restrict out = s + t * size + at;
                     LOOP(int64_t p = 0; p < count; p++) {
                         float w = tau * v[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
-                        out[p] = w >= v_th ? 1.0f : 0.0f;
+                        float fired = w >= v_th ? 1.0f : 0.0f;
+                        if constexpr (PLUS) fired += more[p];
+                        out[p] = fired;
                         v[p] = w >= v_th ? 0.0f : w;
                     }
                 }
@@ -203,20 +206,22 @@ void forward_as(const Neuron *n, const float *x, float *s) {
     }
 }
 
-void forward(const Neuron *n, const float *x, float *s) {
+void forward(const Neuron *n, const float *x, const float *plus, float *out) {
+#define STEPS(T) return plus ? forward_as<T, true>(n, x, plus, out) : forward_as<T, false>(n, x, plus, out)
     switch (n->T) {
-        case 1: return forward_as<1>(n, x, s);
-        case 2: return forward_as<2>(n, x, s);
-        case 4: return forward_as<4>(n, x, s);
-        case 6: return forward_as<6>(n, x, s);
-        case 10: return forward_as<10>(n, x, s);
-        default: return forward_as<0>(n, x, s);
+        case 1: STEPS(1);
+        case 2: STEPS(2);
+        case 4: STEPS(4);
+        case 6: STEPS(6);
+        case 10: STEPS(10);
+        default: STEPS(0);
     }
+#undef STEPS
 }
 
 template <int SG, bool STILL, bool KAPPA, int STEPS = 0>
-void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, double *sum_dv, double *sum_dv_x, double *dtau,
-                 double *dkappa) {
+void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, float *sum_dv, float *sum_dv_x, float *dtau,
+                 float *dkappa) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size;
     const int64_t x_step = STILL ? 0 : size;
@@ -348,24 +353,24 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
         std::free(acc_tau);
         std::free(acc_kappa);
     }
-    fold(part_dv, plane.chunks, P, n->C, sum_dv);
-    fold(part_dv_x, plane.chunks, P, n->C, sum_dv_x);
-    *dtau = 0;
-    for (int64_t b = 0; b < plane.chunks; b++) *dtau += part_tau[b];
-    if (dkappa) {
-        for (int64_t t = 0; t < T; t++) {
-            dkappa[t] = 0;
-            for (int64_t b = 0; b < plane.chunks; b++) dkappa[t] += part_kappa[b * T + t];
-        }
+    fold(part_dv, plane.chunks, P, n->C);
+    fold(part_dv_x, plane.chunks, P, n->C);
+    for (int64_t c = 0; c < n->C; c++) sum_dv[c] = static_cast<float>(part_dv[c]), sum_dv_x[c] = static_cast<float>(part_dv_x[c]);
+    for (int64_t b = 1; b < plane.chunks; b++) {
+        part_tau[0] += part_tau[b];
+        for (int64_t t = 0; t < T; t++) part_kappa[t] += part_kappa[b * T + t];
     }
+    *dtau = static_cast<float>(part_tau[0]);
+    if (dkappa)
+        for (int64_t t = 0; t < T; t++) dkappa[t] = static_cast<float>(part_kappa[t]);
     std::free(part_dv);
     std::free(part_dv_x);
     std::free(part_tau);
     std::free(part_kappa);
 }
 
-void backward(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
-              double *dkappa) {
+void backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
+              float *dkappa) {
     if (n->surrogate == RECTANGULAR && n->S == n->T && !dkappa) switch (n->T) {  // the paper's surrogate at the paper's T
             case 1: return backward_as<RECTANGULAR, false, false, 1>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
             case 2: return backward_as<RECTANGULAR, false, false, 2>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);

@@ -16,11 +16,12 @@ struct Neuron {
 
 struct Kernels {
     // mean and biased variance per channel over S*M values
-    void (*moments)(const float *x, int64_t rows, int64_t C, double *mean, double *var);
-    void (*forward)(const Neuron *n, const float *x, float *s);
+    void (*moments)(const float *x, int64_t rows, int64_t C, float *mean, float *var);
+    // out is [T][M][C]: the spikes, plus `plus` of the same shape where it is not null (SEW-ADD)
+    void (*forward)(const Neuron *n, const float *x, const float *plus, float *out);
     // dv is [S][M][C] (summed over time when S = 1 < T); sums are [C]: sum dv, sum dv * (x - mean); dtau [1]; dkappa [T] or null
-    void (*backward)(const Neuron *n, const float *x, const float *g, float *dv, double *sum_dv, double *sum_dv_x, double *dtau,
-                     double *dkappa);
+    void (*backward)(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
+                     float *dkappa);
     // in place: dv -> scale * (dv - m1 - (x - mean) * m2)
     void (*normalise_grad)(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,
                            const float *m2);

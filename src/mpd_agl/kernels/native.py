@@ -1,4 +1,4 @@
-"""The C++ kernels (native.cpp) as `torch.library` operators on CPU float32 tensors.
+"""The C++ kernels (native.cpp) as functions on CPU float32 tensors, and as `torch.library` operators.
 
 The library is a plain shared object without torch or Python headers, built at install. It is loaded after torch, so that its OpenMP
 symbols resolve to torch's own runtime: one thread pool, the threads of `torch.set_num_threads`.
@@ -51,7 +51,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the native library does not load here ({error})"
     library.mpd_agl_level.restype = ctypes.c_char_p
-    for name, count in (("moments", 5), ("forward", 3), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
+    for name, count in (("moments", 5), ("forward", 4), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
@@ -102,30 +102,34 @@ def _check(x: Tensor, *others: Tensor) -> None:
             )
 
 
-@torch.library.custom_op("mpd_agl::moments", mutates_args=())
 def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
     _check(x_SMC)
     S, M, C = x_SMC.shape
-    out = torch.empty(2, C, dtype=torch.float64)
-    _library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, out[0].data_ptr(), out[1].data_ptr())
-    mean_C, var_C = out.float().unbind()
-    return mean_C.clone(), var_C.clone()
+    mean_C, var_C = x_SMC.new_empty(C), x_SMC.new_empty(C)
+    _library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, mean_C.data_ptr(), var_C.data_ptr())
+    return mean_C, var_C
 
 
-@torch.library.custom_op("mpd_agl::forward", mutates_args=())
 def forward(
-    x_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, v_th: float, num_steps: int
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
 ) -> Tensor:
-    """Spikes s_TMC."""
-    _check(x_SMC, mean_C, scale_C, beta_C)
+    """Spikes s_TMC, plus `plus_TMC` where it is given."""
+    _check(x_SMC, mean_C, scale_C, beta_C, *([] if plus_TMC is None else [plus_TMC]))
     s_TMC = x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
+    plus_at = None if plus_TMC is None else plus_TMC.data_ptr()
     neuron = _neuron(x_SMC, num_steps, mean_C, scale_C, beta_C, None, tau, v_th)
-    _library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), s_TMC.data_ptr())
+    _library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr())
     return s_TMC
 
 
-@torch.library.custom_op("mpd_agl::backward", mutates_args=())
 def backward(
     x_SMC: Tensor,
     g_TMC: Tensor,
@@ -141,28 +145,16 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `plain.backward`."""
     _check(x_SMC, g_TMC, mean_C, scale_C, beta_C, kappa_T)
-    T, C = g_TMC.shape[0], x_SMC.shape[2]
-    dv_SMC = torch.empty_like(x_SMC)
-    sums = torch.empty(2 * C + 1 + T, dtype=torch.float64)
-    at = sums.data_ptr()
-    neuron = _neuron(x_SMC, T, mean_C, scale_C, beta_C, kappa_T, tau, v_th)
+    dv_SMC, dtau, dkappa_T = torch.empty_like(x_SMC), torch.empty_like(tau), torch.zeros_like(kappa_T)
+    sum_dv_C, sum_dv_x_C = torch.empty_like(mean_C), torch.empty_like(mean_C)
+    neuron = _neuron(x_SMC, g_TMC.shape[0], mean_C, scale_C, beta_C, kappa_T, tau, v_th)
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
-    _library().mpd_agl_backward(
-        ctypes.addressof(neuron),
-        x_SMC.data_ptr(),
-        g_TMC.data_ptr(),
-        dv_SMC.data_ptr(),
-        at,
-        at + 8 * C,
-        at + 16 * C,
-        at + 16 * C + 8 if want_kappa else None,
-    )
-    out = sums.float()
-    dkappa_T = out[2 * C + 1 :].clone() if want_kappa else torch.zeros_like(kappa_T)
-    return dv_SMC, out[:C].clone(), out[C : 2 * C].clone(), out[2 * C].clone().reshape(tau.shape), dkappa_T
+    outputs = [a.data_ptr() for a in (dv_SMC, sum_dv_C, sum_dv_x_C, dtau)]
+    kappa_at = dkappa_T.data_ptr() if want_kappa else None
+    _library().mpd_agl_backward(ctypes.addressof(neuron), x_SMC.data_ptr(), g_TMC.data_ptr(), *outputs, kappa_at)
+    return dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T
 
 
-@torch.library.custom_op("mpd_agl::normalise_grad_", mutates_args={"dv_SMC"})
 def normalise_grad_(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
     """In place: dv becomes `scale (dv - m1 - (x - mean) m2)`."""
     _check(x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C)
@@ -182,20 +174,34 @@ def probe(
     return out
 
 
-@moments.register_fake
+# The same functions as operators, for graphs that torch.compile traces; a direct call spares their dispatch.
+moments_op = torch.library.custom_op("mpd_agl::moments", moments, mutates_args=())
+forward_op = torch.library.custom_op("mpd_agl::forward", forward, mutates_args=())
+backward_op = torch.library.custom_op("mpd_agl::backward", backward, mutates_args=())
+normalise_grad_op = torch.library.custom_op("mpd_agl::normalise_grad_", normalise_grad_, mutates_args={"dv_SMC"})
+
+
+@moments_op.register_fake
 def _(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     C = x_SMC.shape[2]
     return x_SMC.new_empty(C), x_SMC.new_empty(C)
 
 
-@forward.register_fake
+@forward_op.register_fake
 def _(
-    x_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, v_th: float, num_steps: int
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
 ) -> Tensor:
     return x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
 
 
-@backward.register_fake
+@backward_op.register_fake
 def _(
     x_SMC: Tensor,
     g_TMC: Tensor,

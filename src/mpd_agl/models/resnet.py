@@ -24,8 +24,9 @@ class SewBlock(nn.Module):
 
     def forward(self, s_TNCHW: Tensor) -> Tensor:
         """Spike counts."""
-        out: Tensor = self.conv2(self.conv1(s_TNCHW))
-        return out + (s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW))
+        shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW)
+        out: Tensor = self.conv2(self.conv1(s_TNCHW), plus=shortcut)
+        return out
 
 
 class ZhengBlock(nn.Module):

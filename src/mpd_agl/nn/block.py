@@ -99,9 +99,15 @@ class SpikingBlock(nn.Module):
         return kappa_T
 
     def forward(
-        self, s_SNC: Tensor, num_steps: int | None = None, *, add: Current | None = None, add_from: Tensor | None = None
+        self,
+        s_SNC: Tensor,
+        num_steps: int | None = None,
+        *,
+        plus: Tensor | None = None,
+        add: Current | None = None,
+        add_from: Tensor | None = None,
     ) -> Tensor:
-        """Spikes of T steps. `add(add_from)` is a second current, added before the neuron."""
+        """Spikes of T steps. `plus` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
         T = num_steps or s_SNC.shape[0]
         x_SNC = over_time(self.conv, s_SNC)
         if not torch.is_grad_enabled():  # no gradient, no width: inference costs nothing
@@ -113,7 +119,7 @@ class SpikingBlock(nn.Module):
             if add is not None and add_from is not None:
                 i_SNC = i_SNC + add(add_from)
             spikes: Tensor = self.neuron(i_SNC, kappa_T)
-            return spikes
+            return spikes if plus is None else spikes + plus
         self.norm.check(x_SNC)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
@@ -125,6 +131,7 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=T,
             batch_stats=self.training,
+            plus_TNC=plus,
             v_th=self.neuron.v_th,
             alpha=self.norm.alpha,
             eps=self.norm.eps,
@@ -157,19 +164,17 @@ class SpikingBlock(nn.Module):
 class AnnBlock(nn.Module):
     """The iso-architecture counterpart: synapses - batch norm - ReLU, no time."""
 
-    def __init__(self, synapses: nn.Module, *, activate: bool = True) -> None:
+    def __init__(self, synapses: nn.Module) -> None:
         super().__init__()
         self.conv = synapses
         norm = nn.BatchNorm2d if isinstance(synapses, nn.Conv2d) else nn.BatchNorm1d
         self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapses))
-        self.activate = activate
 
-    def forward(self, x_TNC: Tensor, num_steps: int | None = None) -> Tensor:
-        """Activations; `num_steps` is taken for the sake of the shared networks and means nothing here."""
-        y: Tensor = self.norm(self.conv(x_TNC.flatten(0, 1)))
-        if self.activate:
-            y = torch.relu(y)
-        return y.view(*x_TNC.shape[:2], *y.shape[1:])
+    def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
+        """Activations, with `plus` added; `num_steps` is taken for the sake of the shared networks and means nothing here."""
+        y = torch.relu(self.norm(self.conv(x_TNC.flatten(0, 1))))
+        y = y.view(*x_TNC.shape[:2], *y.shape[1:])
+        return y if plus is None else y + plus
 
 
 class Readout(nn.Module):

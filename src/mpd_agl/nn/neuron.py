@@ -69,7 +69,7 @@ class Neuron(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
-        return f"tau={float(self.tau):.3f}, v_th={self.v_th}, surrogate={self.surrogate}"
+        return f"tau={float(self.tau.detach()):.3f}, v_th={self.v_th}, surrogate={self.surrogate}"
 
 
 class LIF(Neuron):

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.core import update_running
 from mpd_agl.errors import InputError
 
 
@@ -49,10 +48,9 @@ class TdBatchNorm(nn.Module):
 
     @torch.no_grad()
     def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
-        """Update the running statistics from a batch's moments over `count` values per channel."""
-        mean, var = update_running(self.running_mean, self.running_var, mean_C, var_C, count, self.momentum)
-        self.running_mean.copy_(mean)
-        self.running_var.copy_(var)
+        """`core.update_running`, in place: from a batch's moments over `count` values per channel."""
+        self.running_mean.lerp_(mean_C, self.momentum)
+        self.running_var.lerp_(var_C * (count / (count - 1)), self.momentum)
         self.num_batches_tracked.add_(1)
 
     def affine(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,71 @@
+"""`mpd-agl energy` as a user types it."""
+
+import json
+
+import pytest
+import torch
+
+from mpd_agl.cli import main
+from mpd_agl.models import create_model, save_weights
+
+SMALL = ["energy", "resnet19", "--width", "0.0625", "--dataset-shape", "3,16,16", "--num-steps", "2"]
+
+
+def test_table(capsys):
+    assert main([*SMALL, "--samples", "2"]) == 0
+    out = capsys.readouterr().out
+    for word in ("stage2.block1.conv2", "readout", "ANN, same architecture", "SNN, paper, stem once", "SNN, strict"):
+        assert word in out
+
+
+def test_json_adds_up(capsys):
+    assert main([*SMALL, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    layers = report["layers"]
+    assert report["ann"]["macs"] == sum(r["macs"] for r in layers)
+    paper = report["totals"]["paper"]
+    assert paper["multiplies"] == 2 * (layers[0]["macs"] + layers[-1]["macs"])
+    hidden = [r for r in layers if r["name"] not in ("stem", "readout")]
+    assert paper["additions"] == pytest.approx(sum(r["rate_in"] * 2 * r["macs"] for r in hidden))
+    assert paper["mj"] == pytest.approx((paper["additions"] * 0.9 + paper["multiplies"] * 4.6) * 1e-9)
+
+
+def test_full_size_resnet19_has_the_papers_numbers(capsys):
+    assert main(["energy", "resnet19", "--num-steps", "2", "--samples", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ann"]["macs"] == 2_285_373_952
+    assert round(report["ann"]["mj"], 2) == 10.51
+    assert report["totals"]["paper"]["multiplies"] == 7_083_008
+
+
+def test_checkpoint(capsys, tmp_path):
+    torch.manual_seed(0)
+    net = create_model("resnet19", width=0.0625, image_size=16)
+    save_weights(net, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert main([*SMALL, "--checkpoint", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rates_from"].startswith("trained weights")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["energy", "resnet20"], "unknown model 'resnet20'. Did you mean 'resnet19'"),
+        (["energy", "resnet19", "--num-steps", "0"], "num_steps must be a whole number of at least 1, got 0"),
+        (
+            ["energy", "resnet19", "--dataset-shape", "3x32x32"],
+            "--dataset-shape must be three whole numbers C,H,W, got '3x32x32'",
+        ),
+        (["energy", "resnet19", "--dataset-shape", "3,32,16"], "--dataset-shape must be square, got 32 x 16"),
+        (["energy", "resnet19", "--method", "mpd"], "unknown method 'mpd'"),
+        (["energy", "resnet19", "--samples", "0"], "--samples must be at least 1, got 0"),
+        (["energy", "resnet19", "--checkpoint", "nowhere"], "no weights at nowhere"),
+        (["enrgy"], "unknown command 'enrgy'. Did you mean 'energy'"),
+    ],
+)
+def test_bad_input_is_one_sentence_without_a_traceback(args, sentence, capsys):
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err

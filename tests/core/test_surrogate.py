@@ -1,0 +1,84 @@
+"""Surrogates: unit area, exact support, the derivative of their own soft step, finite at any size."""
+
+import math
+
+import pytest
+import torch
+
+from mpd_agl.core import SURROGATES, get_surrogate, noisy_spike, spike
+from mpd_agl.errors import InputError
+
+SHAPES = ["rectangular", "triangular", "sigmoid", "arctan"]
+KAPPAS = [0.2, 0.7, 1.0, 2.5]
+
+
+@pytest.mark.parametrize("kappa", KAPPAS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_peak_and_area(name, kappa):
+    h = SURROGATES[name]
+    assert float(h.grad(torch.zeros(1, dtype=torch.float64), kappa)) == pytest.approx(1 / kappa, rel=1e-12)
+    reach = 2000 * kappa if name == "arctan" else 20 * kappa
+    u = torch.linspace(-reach, reach, 2_000_001, dtype=torch.float64)
+    tail = 2 * (0.5 - math.atan(math.pi * reach / kappa) / math.pi) if name == "arctan" else 0.0
+    assert float(torch.trapezoid(h.grad(u, kappa), u)) + tail == pytest.approx(
+        1.0, abs=2e-3 if name == "arctan" else 1e-4
+    )
+
+
+@pytest.mark.parametrize("kappa", KAPPAS)
+@pytest.mark.parametrize("name", list(SURROGATES))
+def test_grad_is_the_derivative_of_the_soft_step(name, kappa):
+    h = SURROGATES[name]
+    u = torch.linspace(-2.03, 2.01, 501, dtype=torch.float64)
+    u = u[((u.abs() - kappa / 2).abs() > 1e-3) & ((u.abs() - kappa).abs() > 1e-3) & (u.abs() > 1e-3)]
+    e = 1e-6
+    by_u = (h.soft_step(u + e, kappa) - h.soft_step(u - e, kappa)) / (2 * e)
+    torch.testing.assert_close(h.grad(u, kappa), by_u, rtol=1e-6, atol=1e-8)
+    by_kappa = (h.soft_step(u, kappa + e) - h.soft_step(u, kappa - e)) / (2 * e)
+    torch.testing.assert_close(h.grad_kappa(u, kappa), by_kappa, rtol=1e-6, atol=1e-8)
+
+
+def test_rectangular_support_is_open():
+    u = torch.tensor([-0.5, math.nextafter(-0.5, 0), 0.0, math.nextafter(0.5, 0), 0.5], dtype=torch.float64)
+    assert SURROGATES["rectangular"].grad(u, 1.0).tolist() == [0, 1, 1, 1, 0]
+    assert SURROGATES["rectangular"].is_available(u, 1.0).tolist() == [False, True, True, True, False]
+    assert SURROGATES["triangular"].grad(torch.tensor([-1.0, -0.5, 0.75, 1.0]), 1.0).tolist() == [0, 0.5, 0.25, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", list(SURROGATES))
+def test_finite_at_any_size(name, dtype):
+    u = torch.tensor([-1e4, -3.5, -1e-4, 0.0, 1e-4, 3.5, 1e4], dtype=dtype)
+    for kappa in (0.05, 1.0, 4.0):
+        out = SURROGATES[name].grad(u, torch.tensor(kappa, dtype=dtype))
+        assert torch.isfinite(out).all()
+        assert (out >= 0).all()
+        assert float(out[0]) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_spike_fires_at_the_threshold_and_takes_both_gradients():
+    u = torch.tensor([-0.3, -0.1, 0.0, 0.2, 0.6], dtype=torch.float64, requires_grad=True)
+    kappa = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
+    s = spike(u, kappa)
+    (s * weight).sum().backward()
+    assert s.tolist() == [0, 0, 1, 1, 1]
+    assert u.grad.tolist() == pytest.approx([1.25, 2.5, 3.75, 5.0, 0.0])
+    # dH/dkappa = -(u/kappa) h, summed: -(1/0.64) * (1*-0.3 + 2*-0.1 + 0 + 4*0.2)
+    assert float(kappa.grad) == pytest.approx(-(-0.3 - 0.2 + 0.8) / 0.64)
+
+
+def test_noisy_spike_mixes_hard_and_soft_and_is_the_soft_gradient():
+    u = torch.tensor([-0.3, 0.1, 0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    slope = torch.tensor(1.25, dtype=torch.float64, requires_grad=True)
+    keep = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    out = noisy_spike(u, 1 / slope, keep)
+    assert out.tolist() == pytest.approx([0.0, 1.0, 0.75, 1.0])
+    out.sum().backward()
+    assert u.grad.tolist() == pytest.approx([1.25, 1.25, 1.25, 0.0])
+    assert float(slope.grad) == pytest.approx(-0.3 + 0.1 + 0.2)  # d clamp(a u + 1/2)/da = u inside
+
+
+def test_unknown_surrogate_lists_the_near_ones():
+    with pytest.raises(InputError, match="unknown surrogate 'rectangle'. Did you mean 'rectangular'"):
+        get_surrogate("rectangle")

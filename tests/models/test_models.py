@@ -1,0 +1,297 @@
+"""The networks: counts by hand, inputs, compile and export, folding on real images, bad input."""
+
+import pytest
+import torch
+
+from mpd_agl.analysis import count_operations
+from mpd_agl.errors import InputError
+from mpd_agl.models import create_model, list_models, load_weights, save_weights
+from mpd_agl.nn import METHODS, SpikingBlock, fold
+
+
+def small(name="cnn8", **options):
+    torch.manual_seed(0)
+    size = {"vgg11": 32, "vgg13": 32, "vgg16": 32}.get(name, 16)
+    defaults = {"width": 1 / 32, "image_size": size, "num_classes": 5, "num_steps": 2, "in_channels": 3}
+    return create_model(name, **(defaults | options))
+
+
+def test_resnet19_counts():
+    layers = count_operations(create_model("resnet19", num_steps=2))
+    assert sum(o.macs for o in layers) == 2_285_373_952
+    ends = {o.kind: o.macs for o in layers if o.kind != "hidden"}
+    assert 2 * (ends["stem"] + ends["readout"]) == 7_083_008
+    assert [o.name for o in layers][:3] == ["stem", "stage1.block1.conv1", "stage1.block1.conv2"]
+    assert [o.name for o in layers][7:10] == ["stage2.block1.conv1", "stage2.block1.conv2", "stage2.block1.shortcut"]
+    assert layers[-2].name == "fc1"
+    assert len([o for o in layers if "shortcut" not in o.name]) == 19
+
+
+def test_vggsnn_counts_by_hand():
+    def conv(cin, cout, size):
+        return cin * cout * 9 * size * size
+
+    want = [
+        conv(2, 64, 48), conv(64, 128, 48),
+        conv(128, 256, 24), conv(256, 256, 24),
+        conv(256, 512, 12), conv(512, 512, 12),
+        conv(512, 512, 6), conv(512, 512, 6),
+        512 * 3 * 3 * 10,
+    ]  # fmt: skip
+    layers = count_operations(create_model("vggsnn", num_steps=1))
+    assert [o.macs for o in layers] == want
+    assert sum(want) == 1_361_654_784
+
+
+def test_vgg13_counts_by_hand():
+    def conv(cin, cout, size):
+        return cin * cout * 9 * size * size
+
+    want = [
+        conv(3, 64, 64), conv(64, 64, 64),
+        conv(64, 128, 32), conv(128, 128, 32),
+        conv(128, 256, 16), conv(256, 256, 16),
+        conv(256, 512, 8), conv(512, 512, 8),
+        conv(512, 512, 4), conv(512, 512, 4),
+        512 * 2 * 2 * 4096, 4096 * 4096, 4096 * 200,
+    ]  # fmt: skip
+    layers = count_operations(create_model("vgg13", num_steps=1))
+    assert [o.macs for o in layers] == want
+
+
+@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("ann", [False, True])
+def test_every_model_trains_on_images_and_frames(name, ann):
+    net = small(name, ann=ann)
+    size = net.options.image_size
+    logits = net(torch.randn(4, 3, size, size))
+    assert logits.shape == (1 if ann else 2, 4, 5)
+    frames = net(torch.rand(2, 4, 3, size, size))
+    assert frames.shape == (2, 4, 5)
+    frames.mean(0).logsumexp(-1).sum().backward()
+    missing = [n for n, p in net.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_trains(method):
+    net = small(method=method)
+    x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
+    torch.nn.functional.cross_entropy(net(x).mean(0), y).backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["resnet19", "resnet18"])
+def test_the_block_of_zheng_adds_currents_before_one_neuron(name):
+    net = small(name, block="zheng", image_size=16)
+    seen = []
+    block = net.get_submodule("stage1.block1")
+    block.register_forward_hook(lambda m, i, o: seen.append(o))
+    net(torch.randn(4, 3, 16, 16)).sum().backward()
+    assert set(seen[0].unique().tolist()) <= {0.0, 1.0}  # spikes, where SEW-ADD gives integers
+    kappa_T = block.conv2.kappa(2, add=block.shortcut)
+    assert kappa_T[0].item() == pytest.approx(1.0, rel=1e-6)  # two currents of variance v_th^2 / 2 make one of v_th^2
+
+
+def test_sew_add_gives_small_integers():
+    net = small("resnet19")
+    seen = []
+    net.get_submodule("stage1.block3").register_forward_hook(lambda m, i, o: seen.append(o))
+    net(torch.randn(4, 3, 16, 16))
+    values = set(seen[0].unique().tolist())
+    assert values <= {0.0, 1.0, 2.0, 3.0, 4.0}
+    assert 2.0 in values
+
+
+def test_stateless_and_any_number_of_steps():
+    net = small().eval()
+    x = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        two = net(x)
+        net.num_steps = 6
+        six = net(x)
+    assert torch.equal(six[:2], two)
+
+
+def test_a_static_image_meets_the_stem_once():
+    net = small(num_steps=4)
+    batches = []
+    net.conv1.conv.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
+    net.conv2.conv.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
+    net(torch.randn(3, 3, 16, 16))
+    assert batches == [3, 12]
+
+
+def test_the_ann_beside_it_has_the_same_operations():
+    for name in list_models():
+        snn, ann = small(name), small(name, ann=True)
+        assert count_operations(snn) == count_operations(ann)
+
+
+def test_channels_last_throughout():
+    net = small("resnet19", width=1 / 16)
+    layouts = []
+    for module in net.modules():
+        if isinstance(module, torch.nn.Conv2d) and module.in_channels > 1:
+            module.register_forward_hook(
+                lambda m, i, o: layouts.append(
+                    i[0].is_contiguous(memory_format=torch.channels_last)
+                    and o.is_contiguous(memory_format=torch.channels_last)
+                )
+            )
+    net(torch.randn(4, 3, 16, 16))
+    assert all(layouts)
+    assert len(layouts) == 19
+
+
+def test_init_is_a_choice():
+    kaiming, default = small(width=1.0, init="kaiming"), small(width=1.0, init="pytorch")
+    fan_out, fan_in = 64 * 9, 64 * 9
+    assert kaiming.conv2.conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+    assert default.conv2.conv.weight.std().item() == pytest.approx((1 / (3 * fan_in)) ** 0.5, rel=0.05)
+
+
+def trained_a_little(name="resnet19", steps=6, **options):
+    net = small(name, **options)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    size = net.options.image_size
+    x, y = torch.randn(16, 3, size, size), torch.arange(16) % 5
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x).mean(0), y).backward()
+        optimizer.step()
+    return net.eval(), x
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnet19", {}), ("cnn8", {}), ("resnet19", {"block": "zheng"}), ("vgg11", {})]
+)
+def test_folded_network_fires_the_same_spikes(name, options):
+    net, x = trained_a_little(name, **options)
+    folded = fold(net)
+    spikes, folded_spikes = [], []
+    for which, store in ((net, spikes), (folded, folded_spikes)):
+        for m in which.modules():
+            if isinstance(m, SpikingBlock):
+                m.register_forward_hook(lambda m, i, o, store=store: store.append(o))
+        with torch.no_grad():
+            which(x)
+    total = sum(s.numel() for s in spikes)
+    differ = sum(int((a != b).sum()) for a, b in zip(spikes, folded_spikes, strict=True))
+    assert differ <= total / 100_000 + 2
+    assert sum(float(s.sum()) for s in spikes) > 0
+    assert not any(m.norm for m in folded.modules() if isinstance(m, SpikingBlock))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its tracer
+def test_compile_and_export_of_the_evaluation_graph():
+    net, x = trained_a_little(steps=2)
+    with torch.no_grad():
+        want = net(x)
+        program = torch.export.export(net, (x,))
+        got = program.module()(x)
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compiled, want, rtol=1e-5, atol=1e-5)
+    targets = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert not any("mpd_agl" in t for t in targets)  # plain operators alone: every runtime can read it
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compile_of_a_training_step():
+    net, plain = small(), small()
+    plain.load_state_dict(net.state_dict())
+    x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
+    compiled = torch.compile(net, backend="aot_eager")
+    losses = [torch.nn.functional.cross_entropy(n(x).mean(0), y) for n in (compiled, plain)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for (name, a), (_, b) in zip(net.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_autocast_keeps_spikes_binary_and_gradients_finite(dtype):
+    net = small()
+    x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
+    with torch.autocast("cpu", dtype=dtype):
+        logits = net(x)
+    torch.nn.functional.cross_entropy(logits.float().mean(0), y).backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters())
+    assert net.conv1.norm.running_mean.dtype == torch.float32
+
+
+def test_weights_round_trip_and_refuse_another_network(tmp_path):
+    net, x = trained_a_little("cnn8", steps=2)
+    file = tmp_path / "net.safetensors"
+    save_weights(net, file)
+    other = small().eval()
+    load_weights(other, file)
+    assert torch.equal(other(x), net(x))
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+    before = {k: v.clone() for k, v in small("resnet19").state_dict().items()}
+    wrong = small("resnet19")
+    with pytest.raises(InputError, match=r"written by cnn8\) does not fit this resnet19: \d+ tensors missing \(first "):
+        load_weights(wrong, file)
+    assert all(torch.equal(v, before[k]) for k, v in wrong.state_dict().items())
+    with pytest.raises(
+        InputError, match=r"of another shape \(first conv1.conv.weight: \(2, 3, 3, 3\), not \(4, 3, 3, 3\)\)"
+    ):
+        load_weights(small(width=1 / 16), file)
+    with pytest.raises(InputError, match="the file is not there"):
+        load_weights(net, tmp_path / "nothing")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match="is not a readable safetensors file"):
+        load_weights(net, file)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: create_model("resnet-19"), "unknown model 'resnet-19'. Did you mean 'resnet19'"),
+        (lambda: create_model("resnet19", methode="lsg"), "unknown model option 'methode'. Did you mean 'method'"),
+        (lambda: small(method="mpdagl"), "unknown method 'mpdagl'. Did you mean 'mpd-agl"),
+        (lambda: small(surrogate="triangle"), "unknown surrogate 'triangle'. Did you mean 'triangular'"),
+        (
+            lambda: small(num_steps=0),
+            "num_steps must be a whole number of at least 1, got 0. Use num_steps=2, as the paper does.",
+        ),
+        (lambda: small(width=0), "width must be positive, got 0"),
+        (lambda: small(v_th=0.0), "v_th must be positive, got 0.0"),
+        (lambda: small(tau=1.0), "must lie between 0 and 1, got 1.0"),
+        (lambda: small(init="xavier"), "unknown init 'xavier'"),
+        (lambda: small(block="sewe"), "unknown block 'sewe'. Did you mean 'sew'"),
+        (lambda: small("vgg13", image_size=16), "needs image_size of at least 32, got 16"),
+        (
+            lambda: small()(torch.randn(3, 16, 16)),
+            r"takes images \(N, 3, 16, 16\) or frames \(2, N, 3, 16, 16\), got \(3, 16, 16\)",
+        ),
+        (lambda: small()(torch.randn(4, 1, 16, 16)), r"got \(4, 1, 16, 16\). Pass in_channels"),
+        (lambda: small()(torch.randn(4, 3, 32, 32)), r"got \(4, 3, 32, 32\)"),
+        (lambda: small()(torch.randn(4, 2, 3, 16, 16)), r"runs 2 timesteps, got frames of 4: .* time-major"),
+        (
+            lambda: small()(torch.randint(0, 255, (4, 3, 16, 16))),
+            r"takes floating-point input, got torch.int64.*x.float\(\) / 255",
+        ),
+        (lambda: small()(torch.randn(1, 3, 16, 16)), "training needs a batch of at least 2 .*got 1"),
+        (lambda: small()(torch.randn(0, 3, 16, 16)), "at least one sample, got an empty batch"),
+        (lambda: small()(torch.full((4, 3, 16, 16), float("nan"))), "training step holds 3072 NaN or Inf values"),
+        (
+            lambda: small()(torch.cat([torch.randn(3, 3, 16, 16), torch.full((1, 3, 16, 16), float("inf"))])),
+            "holds 768 NaN or Inf",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(make, sentence):
+    with pytest.raises(InputError, match=sentence) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_bad_input_changes_nothing():
+    net = small()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with pytest.raises(InputError):
+        net(torch.full((4, 3, 16, 16), float("nan")))
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())

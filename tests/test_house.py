@@ -1,0 +1,38 @@
+"""Rules of the house that a machine can check."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    ["pickle.load(", "pickle.loads(", "weights_only=False", "allow_pickle=True", "eval(", "exec(", "os.system("],
+)
+def test_nothing_that_could_run_code_is_loaded(forbidden):
+    hits = [f"{p.name}: {line.strip()}" for p in SOURCES for line in p.read_text().splitlines() if forbidden in line]
+    hits = [h for h in hits if ".eval(" not in h]
+    assert hits == []
+
+
+def test_help_is_quick_and_does_not_import_torch():
+    start = time.perf_counter()
+    out = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "mpd_agl", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "usage: mpd-agl COMMAND" in out.stdout
+    imported = {line.split("|")[-1].strip() for line in out.stderr.splitlines()}
+    assert "torch" not in imported
+    assert time.perf_counter() - start < 30  # hangs, not speed
+
+
+def test_version_and_empty_call():
+    out = subprocess.run([sys.executable, "-m", "mpd_agl", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout.strip()[0].isdigit()
+    assert subprocess.run([sys.executable, "-m", "mpd_agl"], capture_output=True).returncode == 0
