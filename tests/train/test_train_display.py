@@ -8,13 +8,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tiny import Silent, tiny
 
 from mpd_agl.experiments import training
 from mpd_agl.experiments.config import MonitorConfig
 from mpd_agl.experiments.watch import Watch, build_watch
 from mpd_agl.train.console import JsonLines, Lines, Live, Quiet, build_display, duration
 from mpd_agl.train.trackers import Trackers, numbers
+from tests.train.tiny import Silent, tiny
 
 EPOCH = {
     "event": "epoch", "epoch": 1, "step": 4, "train_loss": 1.5, "train_accuracy": 0.5, "test_accuracy": 0.25, "lr": 0.1, "images_per_s": 7.0

@@ -3,17 +3,16 @@
 import json
 from pathlib import Path
 
-from mpd_agl.cli.options import Options, parse, print_help
+from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
 
 
 def run(argv: list[str]) -> int:
     """Train; return the exit code."""
-    if "--help" in argv or "-h" in argv:
-        print_help()
-        return 0
     options = parse(argv)
+    if "help" in options.flags:
+        return _help(options)
     if "resume" in options.values:
         return _resume(options)
     config = configuration(options)
@@ -23,6 +22,14 @@ def run(argv: list[str]) -> int:
 
         return show(config, as_json="json" in options.flags)
     return _train(options, path, config)
+
+
+def _help(options: Options) -> int:
+    from mpd_agl.cli.trainhelp import help_text
+    from mpd_agl.experiments.presets import read_preset
+
+    print(help_text(read_preset(options.values["preset"]) if "preset" in options.values else {}), end="")
+    return 0
 
 
 def configuration(options: Options) -> RunConfig:
