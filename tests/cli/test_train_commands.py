@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import COMMANDS, main
+from mpd_agl.train.runfolder import RunFolder
 
 TINY = [
     *("--model.name", "cnn8", "--model.width", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
@@ -307,6 +308,24 @@ def test_no_permission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "no permission to write there" in capsys.readouterr().err
 
 
+def test_a_refusal_comes_before_torch_is_imported(runs: Path) -> None:
+    """So it takes no second, also where another process has the folder."""
+    options = ["--preset", "demo", "--name", "one", "--runs-dir", str(runs)]
+    with RunFolder.open(runs / "one"):
+        for args, words in (
+            (options, "is in use by process"),
+            ([*options, "--overwrite"], "is in use by process"),
+            (["--resume", str(runs / "one")], "is in use by process"),
+        ):
+            done = command("-X", "importtime", "-m", "mpd_agl", "train", *args)
+            assert done.returncode == 2
+            assert words in done.stderr
+            assert " torch\n" not in done.stderr
+    done = command("-X", "importtime", "-m", "mpd_agl", "train", *options)
+    assert "exists. Continue it with --resume" in done.stderr
+    assert " torch\n" not in done.stderr
+
+
 def test_help_is_quick_and_imports_no_torch() -> None:
     for args in (["--help"], ["train", "--help"]):
         done = command("-X", "importtime", "-m", "mpd_agl", *args)
@@ -333,7 +352,7 @@ def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30  # a hang, not speed
     assert out.splitlines()[-1].startswith("stopped by SIGINT at step ")
     assert f"mpd-agl train --resume {tmp_path / 'long'}" in out
 
