@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install test lint demo bench clean
+.PHONY: install demo test lint bench clean
 
 install: $(INSTALLED)
 
@@ -13,6 +13,11 @@ $(INSTALLED): pyproject.toml setup.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
+
+# a small network learns digits from scratch; the run folder is runs/demo, the page with what happened runs/demo/report.html
+demo: $(INSTALLED)
+	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
+	$(BIN)/mpd-agl report runs/demo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -22,11 +27,6 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2
-
-# about 3 minutes on 2 cores: trains on data inside the package, then draws what happened
-demo: $(INSTALLED)
-	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
-	$(BIN)/mpd-agl report runs/demo
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so

@@ -33,12 +33,13 @@ class SpikingJellyBlock(nn.Module):
             step_mode="m",
         )
 
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
         from spikingjelly.activation_based import functional
 
         if num_steps and x_SNC.shape[0] == 1:
             x_SNC = x_SNC.repeat(num_steps, *[1] * (x_SNC.dim() - 1))
-        return self.neuron(self.norm(functional.seq_to_ann_forward(x_SNC, self.conv)))
+        s_TNC = self.neuron(self.norm(functional.seq_to_ann_forward(x_SNC, self.conv)))
+        return s_TNC if plus is None else s_TNC + plus
 
 
 def spikingjelly(net: Network) -> Network:

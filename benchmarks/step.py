@@ -1,8 +1,11 @@
 """Time and memory of a training step, contenders side by side: python benchmarks/step.py [--width 0.125 --batch 100 --num-steps 2]
 
 One process per contender, alternating rounds, medians; ratios first. Contenders: `native`, `eager`, `compiled` (ours), `spikingjelly`
-(same weights; its losses must agree with ours before a ratio is printed), `ann` (the iso-architecture ANN at batch T*N), `convs` (the
+(same weights; its first loss must agree with ours before a ratio is printed), `ann` (the iso-architecture ANN at batch T*N), `convs` (the
 network's convolutions alone, forward and backward), `monitored` (native with all monitors at every 50th step).
+
+`native@16` is `native` at T=16: `--contenders native@2 native@4 native@8 native@16` shows how time and memory grow with T.
+Freed pages are kept by the allocator for every contender alike (`mpd_agl.kernels.reuse_pages`); `--fresh-pages` leaves glibc's default.
 """
 
 import argparse
@@ -21,9 +24,12 @@ def build(a):
     from torch import nn
     from torch.nn import functional as F
 
+    from mpd_agl.kernels import reuse_pages
     from mpd_agl.models import create_model
 
     torch.set_num_threads(a.threads)
+    if not a.fresh_pages:
+        reuse_pages()
     torch.manual_seed(0)
     options = {"width": a.width, "num_steps": a.num_steps, "method": a.method}
     backend = a.contender if a.contender in ("native", "eager", "compiled") else "auto"
@@ -98,8 +104,15 @@ def convolutions(net, x):
     return step
 
 
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def worker(a):
+    a.contender, _, steps = a.contender.partition("@")
+    a.num_steps = int(steps or a.num_steps)
     step = build(a)
+    before = peak()
     losses = [float(step()) for _ in range(a.warmup)]
     print(json.dumps({"ready": True, "losses": losses}), flush=True)
     for line in sys.stdin:
@@ -108,9 +121,7 @@ def worker(a):
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        print(
-            json.dumps({"times": times, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True
-        )
+        print(json.dumps({"times": times, "peak": peak(), "before": before}), flush=True)
 
 
 def main():
@@ -125,6 +136,7 @@ def main():
     p.add_argument("--steps", type=int, default=3, help="steps per round")
     p.add_argument("--warmup", type=int, default=3)
     p.add_argument("--contenders", nargs="+", default=["native", "spikingjelly", "ann", "convs", "eager"])
+    p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
     p.add_argument("--json", type=Path)
     p.add_argument("--contender", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -132,6 +144,7 @@ def main():
         return worker(a)
     options = ["--model", "--method", "--width", "--batch", "--num-steps", "--threads", "--warmup"]
     passed = [str(v) for o in options for v in (o, getattr(a, o[2:].replace("-", "_")))]
+    passed += ["--fresh-pages"] if a.fresh_pages else []
     procs, first = {}, {}
     for name in a.contenders:
         command = [sys.executable, __file__, "--contender", name, *passed]
@@ -141,40 +154,50 @@ def main():
             print(f"{name}: left out, it does not start (pip install -e .[bench] brings the peers)")
             continue
         procs[name], first[name] = proc, json.loads(line)["losses"]
-    times, peak = {n: [] for n in procs}, {}
+    times, peaks, before = {n: [] for n in procs}, {}, {}
     for _ in range(a.rounds):
         for name, proc in procs.items():
             proc.stdin.write(f"{a.steps}\n")
             proc.stdin.flush()
             answer = json.loads(proc.stdout.readline())
             times[name] += answer["times"]
-            peak[name] = answer["peak"]
+            peaks[name], before[name] = answer["peak"], answer["before"]
     for proc in procs.values():
         proc.stdin.close()
         proc.wait()
-    base = next((n for n in ("native", "monitored", "eager") if n in procs), None)
+    base = "native" if "native" in procs else next(iter(procs))
     result = {}
     for name in procs:
         ms = [1e3 * t / a.batch for t in times[name]]
         result[name] = {
             "ms_per_image": statistics.median(ms),
             "spread": [min(ms), max(ms)],
-            "peak_bytes": peak[name],
+            "peak_bytes": peaks[name],
+            "step_bytes": peaks[name] - before[name],
             "first_losses": first[name],
         }
     header = f"{a.model}, width {a.width:g}, T={a.num_steps}, batch {a.batch}, float32, {a.threads} threads, {a.method}"
     print(f"{header}; {a.rounds} rounds of {a.steps} steps, medians")
     print(
-        f"{'contender':14} {'time / ' + base:>14} {'memory / ' + base:>16} {'ms/image':>9} {'min-max':>15} {'peak MB':>8}"
+        f"{'contender':14} {'time / ' + base:>15} {'memory / ' + base:>17} {'ms/image':>9}"
+        f" {'min-max':>15} {'peak MB':>8} {'step MB':>8}"
     )
     for name, r in result.items():
-        comparable = name in ("ann", "convs") or abs(r["first_losses"][0] - first[base][0]) < 1e-4 * abs(first[base][0])
-        time_ratio = f"{r['ms_per_image'] / result[base]['ms_per_image']:.2f}" if comparable else "losses differ"
+        other_work = name in ("ann", "convs") or "@" in name
+        comparable = other_work or abs(r["first_losses"][0] - first[base][0]) < 1e-3 * abs(first[base][0])
+        time_ratio = f"{r['ms_per_image'] / result[base]['ms_per_image']:.3f}" if comparable else "losses differ"
         low, high = r["spread"]
         print(
-            f"{name:14} {time_ratio:>14} {r['peak_bytes'] / result[base]['peak_bytes']:16.2f} {r['ms_per_image']:9.3f}"
-            f" {low:7.2f}-{high:<7.2f} {r['peak_bytes'] / 1e6:8.0f}"
+            f"{name:14} {time_ratio:>15} {r['peak_bytes'] / result[base]['peak_bytes']:17.2f} {r['ms_per_image']:9.3f}"
+            f" {low:7.2f}-{high:<7.2f} {r['peak_bytes'] / 1e6:8.0f} {r['step_bytes'] / 1e6:8.0f}"
         )
+    grown = [n for n in result if "@" in n]
+    if len(grown) > 1:
+        low, high = grown[0], grown[-1]
+        steps = int(high.split("@")[1]) / int(low.split("@")[1])
+        for key, what in (("ms_per_image", "time"), ("step_bytes", "memory of a step")):
+            ratio = result[high][key] / result[low][key]
+            print(f"{what}: {ratio:.2f}x from {low} to {high}, {ratio / steps:.2f} of linear growth")
     if a.json:
         a.json.write_text(json.dumps({"setting": header, "result": result}, indent=1) + "\n")
     return 0

@@ -1,6 +1,6 @@
 """Runs that are killed at random moments and resumed until they end; in a process of its own, which forks before torch has any thread.
 
-usage: killing.py FOLDER KILLS SEED [CHANGES-AS-JSON]
+usage: python -m tests.train.killing FOLDER KILLS SEED [CHANGES-AS-JSON]
 """
 
 import json
@@ -11,10 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from tiny import Silent, fingerprint, tiny
-
 from mpd_agl.experiments import training
 from mpd_agl.train.signals import EXIT_SAVED, Stopped
+from tests.train.tiny import Silent, fingerprint, tiny
 
 
 def child(path: Path, changes: dict[str, object]) -> int:

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import Silent, fingerprint, tiny
 
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import training
 from mpd_agl.train.signals import Stopped
+from tests.train.tiny import Silent, fingerprint, tiny
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 RICH = {
     "method": "asgl",  # draws from torch's generator at every step
     "optim": {"name": "adam", "lr": 0.001, "clip_norm": 1.0},
@@ -27,8 +27,8 @@ RICH = {
 
 
 def kill(folder: Path, count: int, changes: dict[str, object]) -> dict[str, int]:
-    command = [sys.executable, str(HERE / "killing.py"), str(folder), str(count), "7", json.dumps(changes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * count)
+    command = [sys.executable, "-m", "tests.train.killing", str(folder), str(count), "7", json.dumps(changes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * count, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     result: dict[str, int] = json.loads(done.stdout)
     return result

@@ -1,25 +1,27 @@
 """`mpd-agl train`'s options: a few of its own, and every field of the configuration by its dotted name.
 
-tyro writes the help from the typed configuration; values are read here, so that a mistake in a file and one on the command line end up in
-the same message.
+Values stay text here; the typed configuration reads them, so that a mistake in a file and one on the command line end up in one message.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.presets import list_presets
 from mpd_agl.experiments.resolve import fields_of, unknown_field
 
-VALUES = ("preset", "config", "name", "runs-dir", "resume")
-FLAGS = ("overwrite", "dry-run", "quiet", "json")
-
-EXIT_CODES = (
-    "exit codes: 0 finished; 2 bad input or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM, saved, continue with --resume; "
-    "130 ended at once by a second Ctrl-C."
-)
+VALUES = {
+    "preset": ("NAME", "a recipe of the package, see below"),
+    "config": ("FILE", "your own TOML file, over the preset"),
+    "name": ("NAME", "the run's name (default: preset or data and network, method, seed)"),
+    "runs-dir": ("DIR", "folder of the runs' folders (default: runs)"),
+    "resume": ("RUN", "continue a run; its final weights are those of a run that was never stopped"),
+}
+FLAGS = {
+    "overwrite": "delete a run of the same name first",
+    "dry-run": "print configuration, size, time per epoch and memory from a few measured steps; train nothing",
+    "quiet": "print the result only",
+    "json": "print events and the record as JSON lines",
+    "help": "this text; with --preset, its values as the defaults",
+}
 
 
 @dataclass
@@ -86,37 +88,3 @@ def _single(out: Options, name: str, values: list[str], into: dict[str, Any]) ->
     else:
         got = "none" if not values else " ".join(values)
         out.mistakes.append(f"--{name} takes one value, got {got}.")
-
-
-def print_help() -> None:
-    """`mpd-agl train --help`."""
-    import tyro
-
-    @dataclass
-    class Arguments:
-        """Train a network. The configuration is a preset's, then a file's, then what the command line says."""
-
-        preset: str = ""
-        """A recipe of the package, see below."""
-        config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-        """Your own TOML file, over the preset."""
-        name: str = ""
-        """The run's name; default: preset (or network and data), method, seed."""
-        runs_dir: Path = Path("runs")
-        """Folder of the runs' folders."""
-        resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-        """A run folder to continue; the final weights are those of a run that was never stopped."""
-        overwrite: bool = False
-        """Delete a run of the same name first."""
-        dry_run: bool = False
-        """Print configuration, size, time per epoch and memory from a few measured steps; train nothing."""
-        quiet: bool = False
-        """Print the result only."""
-        json: bool = False
-        """Print events and the record as JSON lines."""
-        run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-
-    with suppress(SystemExit):
-        tyro.cli(Arguments, prog="mpd-agl train", args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
-    presets = "\n".join(f"  {name:24} {about}" for name, about in list_presets().items())
-    print(f"\npresets:\n{presets}\n\n{EXIT_CODES}")

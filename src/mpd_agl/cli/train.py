@@ -2,36 +2,46 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from mpd_agl.cli.options import Options, parse, print_help
+from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
+from mpd_agl.experiments.presets import read_preset
+from mpd_agl.experiments.resolve import flatten, merge, nest, read_toml, resolve
+from mpd_agl.train.runfolder import RunFolder, check_free, check_name
 
 
 def run(argv: list[str]) -> int:
     """Train; return the exit code."""
-    if "--help" in argv or "-h" in argv:
-        print_help()
-        return 0
     options = parse(argv)
+    if "help" in options.flags:
+        return _help(options)
     if "resume" in options.values:
         return _resume(options)
-    config = configuration(options)
-    path = Path(options.values.get("runs-dir", "runs")) / run_name(options, config)
-    if "dry-run" in options.flags:
+    table, mistakes = gather(options)
+    path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
+    dry = "dry-run" in options.flags
+    if not mistakes and not dry:
+        check_free(path, overwrite="overwrite" in options.flags)  # before torch is imported: a refusal takes no second
+    config = resolve(table, given=options.overrides, mistakes=mistakes)
+    if dry:
         from mpd_agl.cli.dryrun import show
 
         return show(config, as_json="json" in options.flags)
     return _train(options, path, config)
 
 
-def configuration(options: Options) -> RunConfig:
-    """The checked configuration: preset, then file, then command line."""
-    from mpd_agl.experiments.presets import read_preset
-    from mpd_agl.experiments.resolve import merge, nest, read_toml, resolve
+def _help(options: Options) -> int:
+    from mpd_agl.cli.trainhelp import help_text
 
-    tables = []
-    mistakes = list(options.mistakes)
+    print(help_text(read_preset(options.values["preset"]) if "preset" in options.values else {}), end="")
+    return 0
+
+
+def gather(options: Options) -> tuple[dict[str, Any], list[str]]:
+    """The values of preset, file and command line, later ones over earlier ones, and the mistakes so far."""
+    tables, mistakes = [], list(options.mistakes)
     if "preset" in options.values:
         try:
             tables.append(read_preset(options.values["preset"]))
@@ -43,22 +53,20 @@ def configuration(options: Options) -> RunConfig:
         raise InputError(
             "nothing to train: give --preset demo, or --config FILE. `mpd-agl train --help` lists the presets."
         )
-    return resolve(merge(*tables, nest(options.overrides)), given=options.overrides, mistakes=mistakes)
+    return merge(*tables, nest(options.overrides)), mistakes
 
 
-def run_name(options: Options, config: RunConfig) -> str:
+def run_name(options: Options, table: dict[str, Any]) -> str:
     """As given, or from what is run."""
-    from mpd_agl.train.runfolder import check_name
-
     if "name" in options.values:
         return check_name(options.values["name"])
-    what = options.values.get("preset") or f"{config.data.name}-{config.model.name}"
-    return check_name(f"{what}-{'ann' if config.model.ann else config.method}-s{config.seed}")
+    values = flatten(RunConfig().model_dump()) | flatten(table)
+    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}"
+    method = "ann" if values["model.ann"] in (True, "true") else values["method"]
+    return check_name(f"{what}-{method}-s{values['seed']}")
 
 
 def _resume(options: Options) -> int:
-    from mpd_agl.experiments.resolve import merge, nest, read_toml
-
     surplus = sorted(
         (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
     )
@@ -69,10 +77,12 @@ def _resume(options: Options) -> int:
         raise InputError(
             mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:\n  " + "\n  ".join(mistakes)
         )
+    path = Path(options.values["resume"]).expanduser()
+    RunFolder.open(path).close()
     changes = nest(options.overrides)
     if "config" in options.values:
         changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
-    return _train(options, Path(options.values["resume"]).expanduser(), None, changes)
+    return _train(options, path, None, changes)
 
 
 def _train(options: Options, path: Path, config: RunConfig | None, changes: dict[str, object] | None = None) -> int:
@@ -89,7 +99,9 @@ def _train(options: Options, path: Path, config: RunConfig | None, changes: dict
         else:
             record = start(config, path, display, overwrite="overwrite" in options.flags)
     except Stopped as stop:
-        if not as_json:
+        if as_json:
+            print(json.dumps({"event": "stopped", "by": stop.by, "step": stop.step}))
+        else:
             print(f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}")
         return EXIT_SAVED
     if as_json:

@@ -11,7 +11,7 @@ def list_presets() -> dict[str, str]:
     """Names, each with the first line of its file's comment."""
     folder = files("mpd_agl") / "presets"
     found = {}
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name.removesuffix(".toml")):
         if entry.name.endswith(".toml"):
             found[entry.name.removesuffix(".toml")] = entry.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
     return found

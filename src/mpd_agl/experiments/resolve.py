@@ -113,7 +113,7 @@ def _sentence(error: Any, options: set[str]) -> str:
 
 def unknown_field(name: str, further: Iterable[str] = ()) -> str:
     """The sentence for a field that does not exist; near misses by the whole name and by its last part."""
-    plain = name.removeprefix("--")
+    plain = name.removeprefix("--").replace("-", "_")
     known = [*fields_of(), *further]
     by_last = [k for k in known if k.rpartition(".")[2] == plain.rpartition(".")[2]]
     near = by_last or get_close_matches(plain, known, n=1, cutoff=0.6)

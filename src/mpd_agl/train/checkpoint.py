@@ -71,7 +71,7 @@ def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], 
         os.rename(beside, target)
         sync_folder(root)
     except OSError as error:
-        raise explain(error, target, "The checkpoints before it stand.") from error
+        raise explain(error, target, "The checkpoints before it stand: continue with --resume.") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return target

@@ -21,4 +21,4 @@ def explain(error: OSError, path: Path, stands: str = "") -> InputError:
     else:
         reason, fix = error.strerror or str(error), "Check the path"
     then = f" {stands}" if stands else ""
-    return InputError(f"cannot write {path}: {reason}.{then} {fix}, and run the command again.")
+    return InputError(f"cannot write {path}: {reason}. {fix}.{then}")

@@ -48,26 +48,12 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
         """A new run's folder; an old run there is deleted only if `overwrite` says so and nobody uses it."""
-        content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
-        if content and not (path / MARK).is_file():
-            raise InputError(
-                f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir."
-            )
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.")
+        content = check_free(path, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
-            try:
-                if content and not overwrite:
-                    raise InputError(
-                        f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
-                    )
-                for old in content:
-                    shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-            except BaseException:
-                lock.close()
-                raise
+            for old in content:
+                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
         except OSError as error:
             raise explain(error, path) from error
         return cls(path, lock)
@@ -132,6 +118,25 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_free(path: Path, *, overwrite: bool) -> list[Path]:
+    """What an old run left in the folder, if it may be deleted; one sentence if it may not, or if a process uses it."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.")
+    try:
+        content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
+        if path.is_dir() and (path / ".lock").exists():
+            _lock(path).close()
+    except OSError as error:
+        raise explain(error, path) from error
+    if content and not (path / MARK).is_file():
+        raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
+    if content and not overwrite:
+        raise InputError(
+            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
+        )
+    return content
 
 
 def check_run(path: Path) -> Path:
