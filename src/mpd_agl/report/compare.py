@@ -43,10 +43,10 @@ def comparison(runs: Sequence[Run]) -> Section:
     (top, first), (bottom, other) = ranked[0], ranked[-1]
     gap = 100 * (first.last["test_accuracy"] - other.last["test_accuracy"])
     samples = first.record.data["test"]["samples"]
-    sentence = (
-        f"At the last epoch {top} is highest with {share(first.last['test_accuracy'], 2)}, {gap:.2f} points above {bottom}; "
-        f"one test sample of {samples} is {100 / samples:.2g} points, and single runs also differ by their seed."
-    )
+    lead = f"At the last epoch {top} is highest with {share(first.last['test_accuracy'], 2)}, {gap:.2f} points above {bottom}"
+    if gap == 0:
+        lead = f"All runs end at the same test accuracy, {share(first.last['test_accuracy'], 2)}"
+    sentence = f"{lead}; one test sample of {samples} is {100 / samples:.2g} points, and single runs also differ by their seed."
     notes = []
     if any(not run.finished for run in runs):
         unfinished = [label for label, run in zip(labels(runs), runs, strict=True) if not run.finished]
@@ -103,10 +103,10 @@ def _over_layers(
         draw.line(axes, range(len(names)), y, label=draw.plain(labels(runs)[i]), marker="o", markersize=3, **_look(i))
     axes.set_xticks(
         range(len(names)),
-        [draw.plain(n) for n in names],
+        draw.layer_names(names),
         rotation=40 if len(names) <= 10 else 90,
         ha="right" if len(names) <= 10 else "center",
-        fontsize=7.5 if len(names) <= 12 else 6,
+        fontsize=7.5,
     )
     if not last_step:
         draw.percent(axes.yaxis)

@@ -95,6 +95,18 @@ def plain(text: str) -> str:
     return text.replace("\\", "\\\\").replace("$", r"\$")
 
 
+def layer_names(names: Sequence[str]) -> list[str]:
+    """For an axis; of a deep network in short.
+
+    >>> layer_names(["stem", *(f"stage1.block{i}.shortcut" for i in range(1, 13))])[:2]
+    ['stem', 's1.b1.short']
+    """
+    out = [plain(n) for n in names]
+    if len(out) <= 12:
+        return out
+    return [re.sub(r"\b(?:(s)tage|(b)lock)(?=\d)", r"\1\2", n).replace("shortcut", "short") for n in out]
+
+
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], **options: Any) -> None:
     """A curve; few points are marked."""
     if len(x) <= 25 and "marker" not in options:

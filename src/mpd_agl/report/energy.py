@@ -8,6 +8,15 @@ from mpd_agl.report.runs import Run
 from mpd_agl.report.section import Section, Table, share
 
 
+def joule(mj: float) -> str:
+    """An energy, given in millijoule.
+
+    >>> [joule(mj).split() for mj in (0.55, 0.00453)]
+    [['0.55', 'mJ'], ['4.53', 'µJ']]
+    """
+    return f"{mj:.3g}\N{NO-BREAK SPACE}mJ" if mj >= 0.1 else f"{1000 * mj:.3g}\N{NO-BREAK SPACE}µJ"
+
+
 def energies(run: Run) -> Section | None:
     """Bars per layer and totals by both conventions; None where the record has none (an ANN, an unfinished run)."""
     report = run.record.energy
@@ -20,7 +29,7 @@ def energies(run: Run) -> Section | None:
     y = np.arange(len(layers))
     axes.barh(y - 0.2, ann, height=0.4, color=COLOURS[7], label="ANN")
     axes.barh(y + 0.2, snn, height=0.4, color=COLOURS[0], label=f"SNN, T = {report['num_steps']}")
-    axes.set_yticks(y, [draw.plain(r["name"]) for r in layers])
+    axes.set_yticks(y, draw.layer_names([r["name"] for r in layers]))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("energy of one inference, µJ")
@@ -42,7 +51,7 @@ def energies(run: Run) -> Section | None:
     paper, strict = totals["paper"]["mj"], totals["strict"]["mj"]
     dearest = layers[int(np.argmax(snn))]["name"]
     sentence = (
-        f"Counted as the paper counts, one inference takes {share(paper / ann_mj)} of the ANN's energy ({paper:.3g} of {ann_mj:.3g} mJ), "
+        f"Counted as the paper counts, one inference takes {share(paper / ann_mj)} of the ANN's energy ({joule(paper)} of {joule(ann_mj)}), "
         f"and {share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; most of it goes to {dearest}."
     )
     notes = [

@@ -70,8 +70,10 @@ def widths(run: Run) -> Section:
     start, end = ({n: layer["kappa_T"] for n, layer in run.snapshots[i]["layers"].items()} for i in (0, -1))
     drift = {n: end[n][-1] / start[n][-1] for n in end}
     moved = max(drift, key=lambda n: abs(np.log(drift[n])))
-    if abs(drift[moved] - 1) < 1e-4:
-        sentence = f"The width stays at {end[moved][-1]:.3g} in {moved} and hardly moves in any layer: this method does not adapt it."
+    change = abs(drift[moved] - 1)
+    if change < 0.005:
+        held = "does not move" if change < 1e-6 else f"stays within {100 * change:.2g}\N{NO-BREAK SPACE}% of its start"
+        sentence = f"The width at t = {run.num_steps} {held} in every layer; it is {end[moved][-1]:.3g} in {moved}."
     else:
         narrow, wide = min(end, key=lambda n: end[n][-1]), max(end, key=lambda n: end[n][-1])
         sentence = (
@@ -108,7 +110,7 @@ def availability(run: Run) -> Section:
             extent=(x[0] - spacing / 2, x[-1] + spacing / 2, len(names) - 0.5, -0.5),
         )
         axes.grid(visible=False)
-        axes.set_yticks(range(len(names)), [draw.plain(n) for n in names], fontsize=8 if len(names) <= 12 else 6.5)
+        axes.set_yticks(range(len(names)), draw.layer_names(names))
         axes.set_title(f"Gradient-available share, t = {t + 1}")
         draw.epochs(axes, 1)
         axes.set_xlim(x[0] - spacing / 2, x[-1] + spacing / 2)
@@ -137,7 +139,7 @@ def rates(run: Run) -> Section:
     for t in range(T):
         y = np.arange(len(names)) + (t - (T - 1) / 2) * thick
         axes.barh(y, [last[n]["rate_T"][t] for n in names], height=thick, color=colours[t], label=f"t = {t + 1}")
-    axes.set_yticks(range(len(names)), [draw.plain(n) for n in names])
+    axes.set_yticks(range(len(names)), draw.layer_names(names))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     draw.percent(axes.xaxis)
@@ -191,7 +193,7 @@ def affine(run: Run) -> Section:
             axes.plot((low, high), (i, i), color=colour, linewidth=1)
             axes.plot((q1, q3), (i, i), color=colour, linewidth=5, solid_capstyle="butt", alpha=0.7)
             axes.plot(middle, i, marker="|", color=draw.INK, markersize=8)
-        axes.set_yticks(range(len(names)), [draw.plain(n) for n in names])
+        axes.set_yticks(range(len(names)), draw.layer_names(names))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_title(f"{letter} between channels, at the end")

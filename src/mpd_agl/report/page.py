@@ -12,7 +12,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 from mpd_agl.report.compare import comparison, differences, labels, per_setting
-from mpd_agl.report.energy import energies
+from mpd_agl.report.energy import energies, joule
 from mpd_agl.report.layers import affine, availability, rates, widths
 from mpd_agl.report.membrane import membranes
 from mpd_agl.report.provenance import configuration, duration, provenance, warned
@@ -53,7 +53,7 @@ def build_page(runs: Sequence[Run]) -> bytes:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.globals.update(share=share, duration=duration)
+    environment.globals.update(share=share, duration=duration, joule=joule)
     with draw.style():
         parts = [_part(i, label, run) for i, (label, run) in enumerate(zip(labels(runs), runs, strict=True), 1)]
         compared = None
@@ -87,7 +87,7 @@ def _part(number: int, label: str, run: Run) -> dict[str, Any]:
         "label": label,
         "run": run,
         "network": f"{model['name']} × {model['width']:g}",
-        "kind": "ANN" if run.method == "ann" else f"T = {run.num_steps}",
+        "kind": "ANN" if run.method == "ann" else f"T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{run.num_steps}",
         "sections": [_inline(s, f"r{number}") for s in sections(run)],
         "missing": missing(run),
         "warnings": warned(run),
