@@ -11,6 +11,7 @@ import pytest
 
 from mpd_agl.cli import main
 from mpd_agl.report import build_page, read_run
+from mpd_agl.report.page import sections
 from mpd_agl.report.scores import scores
 
 spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
@@ -91,7 +92,7 @@ def test_sentences_say_what_the_numbers_say(page):
     assert f"moved most in conv3, from {first['kappa_T'][-1]:.3g} to {last['kappa_T'][-1]:.3g}" in text
     assert "fewest in conv3 (34.9 %), most in stem (44.9 %)" in text
     ann, snn = 901_000 * 4.6e-9, (240_000 * 0.9 + 303_000 * 4.6) * 1e-9
-    assert f"{100 * snn / ann:.1f} % of the ANN's energy" in text
+    assert f"takes {1e3 * snn:.3g} µJ, {100 * snn / ann:.1f} % of the ANN's {1e3 * ann:.3g} µJ" in text
 
 
 def test_the_same_records_give_the_same_bytes(one, page):
@@ -199,3 +200,19 @@ def test_command_writes_page_and_figures(one, tmp_path, capsys, few_figures):
     assert (one / "report.html").read_bytes() == out.read_bytes()
     assert {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()} == before
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
+
+
+def test_a_real_run_has_all_that_the_page_shows(tmp_path, capsys):
+    tiny = "--model.name cnn8 --model.width 0.03125 --data.name mnist5k --data.train-samples 24 --data.test-samples 20"
+    loop = "--train.epochs 1 --train.batch-size 12 --train.threads 1 --monitor.every 1 --name real --quiet --runs-dir"
+    assert main(["train", *tiny.split(), *loop.split(), str(tmp_path)]) == 0
+    run = read_run(tmp_path / "real")
+    assert len(run.detailed) == len(run.snapshots) == 2
+    energy = run.record.energy
+    assert energy["ann"]["macs"] == run.record.network["macs_per_step"]
+    assert energy["rates_from"] == "trained weights, 20 test samples"
+    for row in energy["layers"][1:-1]:
+        assert row["additions"] == pytest.approx(row["rate_in"] * 2 * row["macs"])
+    keys = [panel.key for section in sections(run) for panel in section.panels]
+    assert {k for k in PANELS if not k.endswith("t3")} <= set(keys)
+    assert [k for k in keys if k.startswith("membrane")] == [f"membrane-{i}" for i in range(1, 8)]

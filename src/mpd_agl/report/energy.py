@@ -51,8 +51,8 @@ def energies(run: Run) -> Section | None:
     paper, strict = totals["paper"]["mj"], totals["strict"]["mj"]
     dearest = layers[int(np.argmax(snn))]["name"]
     sentence = (
-        f"Counted as the paper counts, one inference takes {share(paper / ann_mj)} of the ANN's energy ({joule(paper)} of {joule(ann_mj)}), "
-        f"and {share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; most of it goes to {dearest}."
+        f"Counted as the paper counts, one inference takes {joule(paper)}, {share(paper / ann_mj)} of the ANN's {joule(ann_mj)}, and "
+        f"{share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; most of it goes to {dearest}."
     )
     notes = [
         f"Firing rates: {report['rates_from']}. {pj['addition']} pJ per addition, {pj['multiply']} pJ per multiply-accumulate (45 nm); "
