@@ -207,6 +207,11 @@ def test_dry_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.Capt
     assert set(tmp_path.iterdir()) == before
 
 
+def test_dry_run_of_a_single_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--dry-run", "--json", "--train.batch-size", "48") == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["steps_measured"] == 1
+
+
 def test_dry_run_without_the_data(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,20 +9,22 @@ from mpd_agl.kernels import backends_here, neuron, probe, tdbn_neuron
 from mpd_agl.kernels.backends import _auto, resolve
 from tests.kernels.cases import TOLERANCE, V_TH, difference, make_case, reference
 
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 HERE = [name for name, why in backends_here().items() if not why and name != "compiled"]
+PLACES = [(b, d) for d in DEVICES for b, why in backends_here(d).items() if not why and (b != "compiled" or d != "cpu")]
 NAMES = ("x", "gamma", "beta", "tau", "kappa")
 
 
-def compare(case, backend, surrogate="rectangular", detach_reset=False, dtype=torch.float32):
+def compare(case, backend, surrogate="rectangular", detach_reset=False, dtype=torch.float32, device="cpu"):
     want = case.leaves(torch.float64)
     s0, _, mean0, var0 = reference(*want, surrogate, detach_reset)
     g0 = torch.autograd.grad(s0, want, case.g)
-    got = case.leaves(dtype)
+    got = [a.detach().to(device).requires_grad_() for a in case.leaves(dtype)]
     C = case.x.shape[2]
     s1, mean1, var1 = tdbn_neuron(
         *got[:3],
-        torch.zeros(C),
-        torch.ones(C),
+        torch.zeros(C, device=device),
+        torch.ones(C, device=device),
         *got[3:],
         num_steps=case.T,
         batch_stats=True,
@@ -31,20 +33,20 @@ def compare(case, backend, surrogate="rectangular", detach_reset=False, dtype=to
         detach_reset=detach_reset,
         backend=backend,
     )
-    g1 = torch.autograd.grad(s1, got, case.g.to(dtype))
-    assert torch.equal(s1.double(), s0)
-    assert difference(mean1, mean0) < 1e-6
-    assert difference(var1, var0) < 1e-6
+    g1 = [a.cpu() for a in torch.autograd.grad(s1, got, case.g.to(device, dtype))]
+    assert torch.equal(s1.cpu().double(), s0)
+    assert difference(mean1.cpu(), mean0) < 1e-6
+    assert difference(var1.cpu(), var0) < 1e-6
     for name, a, b in zip(NAMES, g1, g0, strict=True):
         assert a.shape == b.shape
         assert difference(a, b) < TOLERANCE, f"gradient of {name}"
 
 
-@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize(("backend", "device"), PLACES)
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (10, 10), (2, 1), (3, 1), (6, 1)])
 @pytest.mark.parametrize("surrogate", list(SURROGATES))
-def test_against_core(backend, T, S, surrogate):
-    compare(make_case(T, S), backend, surrogate)
+def test_against_core(backend, device, T, S, surrogate):
+    compare(make_case(T, S), backend, surrogate, device=device)
 
 
 @pytest.mark.parametrize("backend", HERE)

@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpd_agl.cli.options import FLAGS, VALUES, parse
 from mpd_agl.cli.trainhelp import help_text
@@ -96,6 +98,36 @@ def test_single_mistakes_are_one_sentence(table: dict[str, object], words: str) 
     with pytest.raises(InputError, match=words) as error:
         resolve(table)
     assert "\n" not in str(error.value)
+
+
+VALUES_OF_ANY_KIND = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=4), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2), st.sampled_from(["mpd-agl", "cnn8", "crop=4", "none", "true", "1e9"]),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from([*fields_of(), "model", "optim", "x", "optim.x"]), VALUES_OF_ANY_KIND, max_size=6)
+)
+def test_any_values_are_a_configuration_or_a_sentence(flat: dict[str, object]) -> None:
+    try:
+        config = resolve(merge(read_preset("demo"), nest(flat)), given=flat)
+    except InputError:
+        return
+    assert resolve(tomllib.loads(to_toml(config))) == config
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=10), st.sampled_from([f"--{f}" for f in fields_of()] + ["--preset", "--json", "="])),
+        max_size=8,
+    )
+)
+def test_any_command_line_is_parsed(argv: list[str]) -> None:
+    options = parse(argv)
+    assert all(isinstance(m, str) for m in options.mistakes)
 
 
 def test_values_from_the_command_line_take_their_types() -> None:

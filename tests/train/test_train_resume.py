@@ -148,6 +148,34 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
         training.resume(path, {}, Silent())
 
 
+def test_another_backend_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny({"model": {"backend": "eager"}}), path, StopAt(2))
+    record = json.loads((path / "record.json").read_text())
+    (path / "record.json").write_text(json.dumps({**record, "backend": "native"}))
+    with pytest.raises(InputError, match="the run began with backend native, and here model.backend 'eager' is eager"):
+        training.resume(path, {}, Silent())
+
+
+def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
+    from mpd_agl.experiments.trained import load_run
+
+    path, notes = tmp_path / "run", Silent()
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(2))
+    assert load_run(path, "last", notes.note).weights == "epoch-0000-step-00000002"
+    with pytest.raises(InputError, match="has no best epoch yet"):
+        load_run(path, "best", notes.note)
+    training.resume(path, {}, notes)
+    best = json.loads((path / "record.json").read_text())["best_on_test"]
+    assert load_run(path, "best", notes.note).weights == f"epoch-{best['epoch']:04d}-step-{best['step']:08d}"
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(InputError, match="has no weights yet"):
+        load_run(path, "best", notes.note)
+    assert load_run(path, "last", notes.note).weights == "model.safetensors"
+
+
 def test_two_processes_on_one_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
 

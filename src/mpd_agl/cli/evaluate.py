@@ -106,13 +106,14 @@ def _print_tables(e: "Evaluation", classes: list[str]) -> None:
         console.print("All classes and the confusion matrix: --json.")
         return
     table = Table(title="confusion: a row is the true class, a column the prediction")
+    short = all(len(name) <= 3 for name in classes)
     table.add_column("class")
-    table.add_column("right", justify="right")
-    for name in classes:
-        table.add_column(name, justify="right", overflow="ellipsis", max_width=6)
+    table.add_column("right", justify="right", no_wrap=True)
+    for k, name in enumerate(classes):
+        table.add_column(name if short else str(k), justify="right")
     for k, name in enumerate(classes):
         share = e.per_class_K[k]
         row = e.confusion_KK[k].tolist()
         cells = [f"[bold]{v}[/]" if j == k else (str(v) if v else "·") for j, v in enumerate(row)]
-        table.add_row(name, "" if share is None else f"{100 * share:.1f} %", *cells)
+        table.add_row(name if short else f"{k} {name}", "" if share is None else f"{100 * share:.1f} %", *cells)
     console.print(table)

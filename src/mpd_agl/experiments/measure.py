@@ -21,7 +21,7 @@ from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
 from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.watch import build_watch
+from mpd_agl.experiments.watch import NoWatch, Watch
 from mpd_agl.kernels import reuse_pages
 from mpd_agl.train.batches import Batches
 from mpd_agl.train.config import CheckpointConfig
@@ -30,6 +30,7 @@ from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.loop import Job, Trainer
 from mpd_agl.train.progress import Progress
 from mpd_agl.train.runfolder import RunFolder
+from mpd_agl.train.step import NotFinite, Stepper
 from mpd_agl.train.trackers import Trackers
 
 BUDGET_S = 30.0
@@ -68,8 +69,9 @@ class Estimate:
 class Clocked(Quiet):
     """A display that only looks at the clock."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+        """Note the time."""
+        self.times = [time.perf_counter()]
 
     def step(self, progress: Progress) -> None:
         """Note the time."""
@@ -109,50 +111,21 @@ def measure(config: RunConfig) -> Estimate:
     with batches.epoch(0) as epoch:
         x, y = (part.to(device) for part in next(iter(epoch)))
     net.train()
-
-    def bare() -> float:
-        began = time.perf_counter()
-        stepper(x, y)
-        _wait(device)
-        return time.perf_counter() - began
-
-    warm = min(bare(), bare())
-    count = max(LEAST_STEPS, min(MOST_STEPS, int(BUDGET_S / 3 / warm), len(batches)))
-    display = Clocked()
-    plain: list[float] = []
-    watched = build_watch(net, config.monitor, spiking=not config.model.ann)
-    with tempfile.TemporaryDirectory() as scratch, RunFolder.create(Path(scratch) / "run") as folder:
-        job = Job(
-            title="",
-            stepper=stepper,
-            train=First(batches, count),
-            test=First(test_batches, 1),
-            observer=build_watch(net, config.monitor.model_copy(update={"every": 0}), spiking=False),
-            display=display,
-            trackers=Trackers({}, lambda text: None),
-            folder=folder,
-            loop=config.train.model_copy(update={"epochs": 1}),
-            optim=config.optim,
-            saving=CheckpointConfig(every_minutes=0),
-        )
-        folder.start_metrics(0)
-        plain += [bare() for _ in range(count // 2)]
-        Trainer(job).fit()
-        plain += [bare() for _ in range(count - count // 2)]
-    loop_step = statistics.median(np.diff(display.times).tolist())
-    step = statistics.median(plain)
-    began = time.perf_counter()
-    watched.before(0)
-    stepper(x, y)
-    watched.after(0)
-    looked = max(0.0, time.perf_counter() - began - step) if config.monitor.every else 0.0
+    warm = min(_timed(stepper, x, y), _timed(stepper, x, y))
+    count = min(len(batches), max(LEAST_STEPS, min(MOST_STEPS, int(BUDGET_S / 3 / warm))))
+    before = [_timed(stepper, x, y) for _ in range(-(-count // 2))]
+    in_loop = _loop_steps(config, stepper, First(batches, count), First(test_batches, 1))
+    after = [_timed(stepper, x, y) for _ in range(-(-count // 2))]
+    step, loop_step = statistics.median(before + after), statistics.median(in_loop)
+    monitor_s = 0.0
+    if config.monitor.every and not config.model.ann:
+        watch = Watch(net, config.monitor)
+        looked = statistics.median(_timed(stepper, x, y, watch) for _ in range(3))
+        monitor_s = max(0.0, looked - step) / config.monitor.every
     began = time.perf_counter()
     evaluate(net, First(test_batches, 2), device)
-    test_samples = min(2 * test_batches.batch_size, len(test))
-    test_s = (time.perf_counter() - began) / test_samples * counts["test"]
-    steps = -(-counts["train"] // config.train.batch_size)
-    monitor_s = looked / max(1, config.monitor.every)
-    epoch_s = steps * (loop_step + monitor_s) + test_s
+    test_s = (time.perf_counter() - began) / min(2 * test_batches.batch_size, len(test)) * counts["test"]
+    epoch_s = -(-counts["train"] // config.train.batch_size) * (loop_step + monitor_s) + test_s
     return Estimate(
         data=source,
         parameters=sum(p.numel() for p in net.parameters()),
@@ -167,6 +140,46 @@ def measure(config: RunConfig) -> Estimate:
         run_s=epoch_s * config.train.epochs,
         peak_mb=_peak_mb(device),
     )
+
+
+def _timed(stepper: Stepper, x: Tensor, y: Tensor, watch: Watch | None = None) -> float:
+    """Seconds of one step on a batch at hand, looked at or not."""
+    began = time.perf_counter()
+    try:
+        if watch is not None:
+            watch.before(0)
+        stepper(x, y)
+        if watch is not None:
+            watch.after(0)
+    except NotFinite as error:
+        raise InputError(f"a measured step ended with {error}. Try a smaller --optim.lr.") from error
+    if stepper.device.type == "cuda":
+        torch.cuda.synchronize(stepper.device)
+    return time.perf_counter() - began
+
+
+def _loop_steps(config: RunConfig, stepper: Stepper, train: Batches, test: Batches) -> list[float]:
+    """Seconds of each step of the real loop, in a folder that is gone afterwards; the first, which starts the loader, is left out."""
+    display = Clocked()
+    with tempfile.TemporaryDirectory() as scratch, RunFolder.create(Path(scratch) / "run") as folder:
+        folder.start_metrics(0)
+        Trainer(
+            Job(
+                title="",
+                stepper=stepper,
+                train=train,
+                test=test,
+                observer=NoWatch(),
+                display=display,
+                trackers=Trackers({}, display.note),
+                folder=folder,
+                loop=config.train.model_copy(update={"epochs": 1}),
+                optim=config.optim,
+                saving=CheckpointConfig(every_minutes=0),
+            )
+        ).fit()
+    taken: list[float] = np.diff(display.times).tolist()
+    return taken[1:] or taken
 
 
 def _data(config: RunConfig) -> tuple[str, ArraySet, ArraySet, dict[str, int]]:
@@ -202,11 +215,6 @@ def _random(config: RunConfig, split: str, shape: tuple[int, ...], count: int) -
         mean=spec.mean,
         std=spec.std,
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _peak_mb(device: torch.device) -> float:

@@ -43,7 +43,9 @@ def nest(flat: Mapping[str, Any]) -> Table:
         *parents, name = path.split(".")
         here = table
         for parent in parents:
-            here = here.setdefault(parent, {})
+            if not isinstance(here.get(parent), dict):
+                here[parent] = {}
+            here = here[parent]
         here[name] = value
     return table
 
@@ -106,6 +108,7 @@ def _sentence(error: Any, options: set[str]) -> str:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{shown} must be one of {', '.join(known)}, got {got!r}.{hint}"
     wish = error["msg"].split(",")[0].removeprefix("Input should be ").removeprefix("a valid ")
+    wish = "a list of texts" if error["type"] == "tuple_type" else wish
     default = fields_of()[path].default if path in fields_of() else None
     fix = f" Its default is {toml_value(default)}." if isinstance(default, str | int | float | bool | tuple) else ""
     return f"{shown} must be {wish}, got {got!r}.{fix}"

@@ -42,25 +42,26 @@ def load_run(path: Path, which: str, note: Callable[[str], None]) -> Trained:
     if which == "last" and final.is_file():
         load_weights(net, final)
         return Trained(config, record, net.eval(), final.name)
-    saved = _checkpoint(path, which, record, note)
+    saved = _checkpoint(path, which, note)
     net.load_state_dict(saved.tensors.get("ema", saved.tensors["model"]))
     return Trained(config, record, net.eval(), saved.at.folder)
 
 
-def _checkpoint(path: Path, which: str, record: RunRecord, note: Callable[[str], None]) -> checkpoint.Checkpoint:
+def _checkpoint(path: Path, which: str, note: Callable[[str], None]) -> checkpoint.Checkpoint:
     root = path / "checkpoints"
-    if which == "best":
-        if record.best_on_test is None:
-            raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.")
-        at = checkpoint.Position(record.best_on_test["epoch"], record.best_on_test["step"])
-        try:
-            return checkpoint.read(root / at.folder)
-        except checkpoint.Damaged as damage:
-            raise InputError(f"checkpoint {root / at.folder} is damaged: {damage}. Use --weights last.") from None
     saved = checkpoint.newest(root, note, set_aside=False)
     if saved is None:
         raise InputError(f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.")
-    return saved
+    if which == "last":
+        return saved
+    best = saved.state["progress"]["best"]
+    if best is None:
+        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.")
+    at = checkpoint.Position(best["epoch"], best["step"])
+    try:
+        return checkpoint.read(root / at.folder)
+    except checkpoint.Damaged as damage:
+        raise InputError(f"checkpoint {root / at.folder} is damaged: {damage}. Use --weights last.") from None
 
 
 def evaluation_device(trained: Trained) -> torch.device:

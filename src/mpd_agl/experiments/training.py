@@ -88,11 +88,21 @@ def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
             note("there is no checkpoint yet: the run starts from its beginning.")
         made = plan(config, threads=saved.state["threads"] if saved else 0)
         if record is not None:
+            _check_same_backend(record, made)
             build.check_same_data(record.data, build.data_facts(made.train, made.test))
         folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
         started = record.clock.get("started", now()) if record else now()
         return _train(made, folder, display, saved, {"started": started})
+
+
+def _check_same_backend(record: RunRecord, made: Plan) -> None:
+    """Another backend computes the same function with other roundings: not the same run."""
+    if record.backend != made.backend:
+        raise InputError(
+            f"the run began with backend {record.backend}, and here model.backend {made.config.model.backend!r} is {made.backend}. "
+            "`mpd-agl info` tells why; make that backend work, or start a new run with another --name."
+        )
 
 
 def _train(
