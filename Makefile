@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install test lint bench clean
+.PHONY: install demo test lint bench clean
 
 install: $(INSTALLED)
 
@@ -13,6 +13,10 @@ $(INSTALLED): pyproject.toml setup.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
+
+# a small network learns digits from scratch; the run folder is runs/demo
+demo: $(INSTALLED)
+	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

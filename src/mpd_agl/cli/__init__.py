@@ -11,6 +11,12 @@ from mpd_agl import __version__
 from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
+    "train": "train a network: a preset, your own TOML, or options; resume; dry run",
+    "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
+    "predict": "classify images with a run's network",
+    "runs": "list runs: method, data, accuracy, time",
+    "info": "versions, backends that work here and why others do not, presets",
+    "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
     "data": "list, fetch, verify and show data sets",
 }

@@ -1,1 +1,18 @@
-"""The records room."""
+"""The run record and what it is made of; importable by every room."""
+
+from mpd_agl.records.files import canonical, sync_folder, write_atomic
+from mpd_agl.records.provenance import code, hardware, versions
+from mpd_agl.records.record import RunRecord, read_metrics, read_record, write_record
+
+__all__ = [
+    "RunRecord",
+    "canonical",
+    "code",
+    "hardware",
+    "read_metrics",
+    "read_record",
+    "sync_folder",
+    "versions",
+    "write_atomic",
+    "write_record",
+]

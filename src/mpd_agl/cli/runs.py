@@ -1,0 +1,116 @@
+"""`mpd-agl runs`: the runs in a folder as a table."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.errors import InputError
+
+COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "best", "time", "started")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = argparse.ArgumentParser(
+        prog="mpd-agl runs", description="List runs. Accuracy is the last epoch's; best is on the test set."
+    )
+    p.add_argument(
+        "folder", type=Path, nargs="?", default=Path("runs"), metavar="DIR", help="folder of runs (default runs)"
+    )
+    p.add_argument("--sort", default="started", choices=COLUMNS, help="column to sort by (default started)")
+    p.add_argument("--reverse", action="store_true", help="from the other end")
+    p.add_argument("--json", action="store_true", help="print JSON lines")
+    return p
+
+
+def run(argv: list[str]) -> int:
+    """Read the records and print."""
+    a = parser().parse_args(argv)
+    if not a.folder.is_dir():
+        raise InputError(
+            f"no folder of runs at {a.folder}. Train one with `mpd-agl train --preset demo`, or name the folder."
+        )
+    rows = [row for path in sorted(a.folder.iterdir()) if (row := read_row(path)) is not None]
+    rows.sort(key=lambda r: (r[a.sort] is not None, r[a.sort]), reverse=a.reverse)
+    if a.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    if not rows:
+        print(f"no runs in {a.folder}")
+        return 0
+    _print(rows)
+    return 0
+
+
+def read_row(path: Path) -> dict[str, Any] | None:
+    """A run in one row; None where there is no run. A record that cannot be read is a row that says so."""
+    from mpd_agl.records import read_record
+    from mpd_agl.train.runfolder import MARK, in_use
+
+    if not (path / MARK).is_file():
+        return None
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row["name"] = path.name
+    try:
+        record = read_record(path / "record.json")
+    except InputError:
+        return {**row, "status": "unreadable"}
+    config = record.config
+    alive = in_use(path)
+    status = record.status if alive or record.status != "running" else "killed"
+    last = record.final or last_epoch(path / "metrics.jsonl") or {}
+    best = record.best_on_test or {}
+    return {
+        **row,
+        "status": "running" if alive else status,
+        "method": "ann" if config["model"]["ann"] else config["method"],
+        "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
+        "data": config["data"]["name"],
+        "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
+        "accuracy": last.get("test_accuracy"),
+        "best": best.get("test_accuracy"),
+        "time": record.clock.get("elapsed_s", last.get("elapsed_s")),
+        "started": record.clock.get("started"),
+    }
+
+
+def last_epoch(path: Path) -> dict[str, Any] | None:
+    """The newest epoch of an unfinished run's metrics."""
+    from mpd_agl.records import read_metrics
+
+    last = None
+    try:
+        for event in read_metrics(path):
+            last = event if event.get("event") == "epoch" else last
+    except InputError:
+        return last
+    return last
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mpd_agl.train.console import duration
+
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("accuracy", "best", "time", "epochs") else "left")
+    for row in rows:
+        cells = []
+        for name in COLUMNS:
+            value = row[name]
+            if name in ("accuracy", "best"):
+                value = None if value is None else f"{100 * value:.2f} %"
+            elif name == "time":
+                value = None if value is None else duration(value)
+            elif name == "started" and value:
+                value = value[:16].replace("T", " ")
+            cells.append(Text("" if value is None else str(value)))
+        table.add_row(*cells)
+    console = Console()
+    width = console.width if console.is_terminal else 160
+    Console(width=width).print(table)

@@ -1,0 +1,116 @@
+"""`mpd-agl train`: a run from a preset, a file and the command line; `--resume` continues one, `--dry-run` measures one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.cli.options import Options, parse
+from mpd_agl.errors import InputError
+from mpd_agl.experiments.config import RunConfig
+from mpd_agl.experiments.presets import read_preset
+from mpd_agl.experiments.resolve import flatten, merge, nest, read_toml, resolve
+from mpd_agl.train.runfolder import RunFolder, check_free, check_name
+
+
+def run(argv: list[str]) -> int:
+    """Train; return the exit code."""
+    options = parse(argv)
+    if "help" in options.flags:
+        return _help(options)
+    if "resume" in options.values:
+        return _resume(options)
+    table, mistakes = gather(options)
+    path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
+    dry = "dry-run" in options.flags
+    if not mistakes and not dry:
+        check_free(path, overwrite="overwrite" in options.flags)  # before torch is imported: a refusal takes no second
+    config = resolve(table, given=options.overrides, mistakes=mistakes)
+    if dry:
+        from mpd_agl.cli.dryrun import show
+
+        return show(config, as_json="json" in options.flags)
+    return _train(options, path, config)
+
+
+def _help(options: Options) -> int:
+    from mpd_agl.cli.trainhelp import help_text
+
+    print(help_text(read_preset(options.values["preset"]) if "preset" in options.values else {}), end="")
+    return 0
+
+
+def gather(options: Options) -> tuple[dict[str, Any], list[str]]:
+    """The values of preset, file and command line, later ones over earlier ones, and the mistakes so far."""
+    tables, mistakes = [], list(options.mistakes)
+    if "preset" in options.values:
+        try:
+            tables.append(read_preset(options.values["preset"]))
+        except InputError as error:
+            mistakes.append(f"--preset: {error}")
+    if "config" in options.values:
+        tables.append(read_toml(Path(options.values["config"]).expanduser()))
+    if not tables and not options.overrides and not mistakes:
+        raise InputError(
+            "nothing to train: give --preset demo, or --config FILE. `mpd-agl train --help` lists the presets."
+        )
+    return merge(*tables, nest(options.overrides)), mistakes
+
+
+def run_name(options: Options, table: dict[str, Any]) -> str:
+    """As given, or from what is run."""
+    if "name" in options.values:
+        return check_name(options.values["name"])
+    values = flatten(RunConfig().model_dump()) | flatten(table)
+    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}"
+    method = "ann" if values["model.ann"] in (True, "true") else values["method"]
+    return check_name(f"{what}-{method}-s{values['seed']}")
+
+
+def _resume(options: Options) -> int:
+    surplus = sorted(
+        (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
+    )
+    mistakes = options.mistakes + [
+        f"--{name} does not go with --resume, which continues a run as it is." for name in surplus
+    ]
+    if mistakes:
+        raise InputError(
+            mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:\n  " + "\n  ".join(mistakes)
+        )
+    path = Path(options.values["resume"]).expanduser()
+    RunFolder.open(path).close()
+    changes = nest(options.overrides)
+    if "config" in options.values:
+        changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
+    return _train(options, path, None, changes)
+
+
+def _train(options: Options, path: Path, config: RunConfig | None, changes: dict[str, object] | None = None) -> int:
+    """Start (with a configuration) or resume (without), and tell how it ended."""
+    from mpd_agl.experiments.training import resume, start
+    from mpd_agl.train.console import build_display, duration
+    from mpd_agl.train.signals import EXIT_SAVED, Stopped
+
+    quiet, as_json = "quiet" in options.flags, "json" in options.flags
+    display = build_display("json" if as_json else "quiet" if quiet else "auto")
+    try:
+        if config is None:
+            record = resume(path, changes or {}, display)
+        else:
+            record = start(config, path, display, overwrite="overwrite" in options.flags)
+    except Stopped as stop:
+        if as_json:
+            print(json.dumps({"event": "stopped", "by": stop.by, "step": stop.step}))
+        else:
+            print(f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}")
+        return EXIT_SAVED
+    if as_json:
+        print(json.dumps({"event": "record", **record.to_dict()}))
+        return 0
+    final, best = record.final or {}, record.best_on_test or {}
+    print(
+        f"test accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
+        f"(best on the test set: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
+        f"{duration(record.clock['elapsed_s'])}; {path}"
+    )
+    return 0

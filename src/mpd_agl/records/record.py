@@ -1,0 +1,112 @@
+"""The run record: what was run, on what, and what came out, as one JSON file beside the run's metrics."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.errors import InputError
+from mpd_agl.records.files import canonical, write_atomic
+
+SCHEMA = 1
+STATES = ("running", "stopped", "failed", "finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run. All clock times are under `clock`, so that two records of the same run can be compared without it."""
+
+    name: str
+    status: str
+    """`running`, `stopped` (by a signal; can be continued), `failed` or `finished`."""
+    config: dict[str, Any]
+    """The complete configuration, as in config.toml."""
+    code: dict[str, Any]
+    """`commit` and whether files were `changed` since."""
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    data: dict[str, Any]
+    """Per split: source, hashes, samples; and classes, mean, std and shape, which `mpd-agl predict` needs."""
+    seeds: dict[str, int]
+    backend: str
+    """The backend of the fused step that ran, not the one that was asked for."""
+    network: dict[str, Any]
+    """`parameters` and `macs_per_step` (one input, one timestep)."""
+    final: dict[str, Any] | None = None
+    """The result: the last epoch's scores."""
+    best_on_test: dict[str, Any] | None = None
+    """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
+    failure: str | None = None
+    clock: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.status not in STATES:
+            raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.")
+
+    def with_(self, **changes: Any) -> "RunRecord":
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Replace the record's file as a whole."""
+    write_atomic(path, canonical(record.to_dict()))
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record; one sentence for a file that is missing, torn or of another version."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made."
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"the run record {path} cannot be read ({error}). Resume the run to write it anew.") from None
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise InputError(
+            f"the run record {path} has schema {got!r}, and this version reads {SCHEMA}. Read it with the version that wrote it."
+        )
+    known = {f.name for f in fields(RunRecord)}
+    needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
+    wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
+    if wrong:
+        raise InputError(
+            f"the run record {path} has missing or unknown fields ({', '.join(wrong)}). Resume the run to write it anew."
+        )
+    return RunRecord(**raw)
+
+
+_OPTIONAL = ("final", "best_on_test", "failure", "clock", "schema")
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of metrics.jsonl in order. A torn last line (a run that was killed) is left out; a torn line within is an error."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"no metrics at {path} ({error.strerror}). Give a run folder that `mpd-agl train` made."
+        ) from None
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            if number == len(lines):  # no newline behind it: half-written
+                return
+            raise InputError(
+                f"line {number} of {path} is no JSON object. Resume the run, which repairs the file."
+            ) from None
+        yield event

@@ -1,0 +1,186 @@
+"""Checkpoints that verify themselves: a folder of safetensors and JSON with the sha256 of every file in a manifest.
+
+    epoch-0003-step-00001200/
+        model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
+
+A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest of itself, so that no
+bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import Tensor
+
+from mpd_agl.errors import InputError
+from mpd_agl.records.files import canonical, sync_folder, write_synced
+from mpd_agl.train.disk import explain
+
+FORMAT = 1
+_NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})")
+
+
+class Position(NamedTuple):
+    """Where a run stands: complete epochs, then steps. An epoch's last step and its end are two positions."""
+
+    epoch: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        """The name of this position's checkpoint."""
+        return f"epoch-{self.epoch:04d}-step-{self.step:08d}"
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written; the text is a short clause that names the file."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: groups of tensors (`model`, `optimizer`, `ema`) and a JSON state."""
+
+    at: Position
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+    """Write a checkpoint; one of that position that is already there is the same one, and stays."""
+    target = root / at.folder
+    if target.exists():
+        return target
+    beside = root / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        beside.mkdir(parents=True)
+        files = {f"{group}.safetensors": _pack(named) for group, named in tensors.items()}
+        files["state.json"] = canonical(dict(state))
+        for name, data in files.items():
+            write_synced(beside / name, data)
+        write_synced(beside / "manifest.json", _manifest(at, files))
+        sync_folder(beside)
+        os.rename(beside, target)
+        sync_folder(root)
+    except OSError as error:
+        raise explain(error, target, "The checkpoints before it stand: continue with --resume.") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def _pack(named: Mapping[str, Tensor]) -> bytes:
+    return dump_tensors({name: t.detach().cpu().contiguous() for name, t in named.items()})
+
+
+def _manifest(at: Position, files: Mapping[str, bytes]) -> bytes:
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "epoch": at.epoch,
+        "step": at.step,
+        "files": {name: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for name, d in files.items()},
+    }
+    return canonical({**body, "manifest_sha256": hashlib.sha256(canonical(body)).hexdigest()})
+
+
+def read(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint; `Damaged` says which file is not what was written."""
+    manifest = _read_manifest(path)
+    found = {p.name for p in path.iterdir()} - {"manifest.json"}
+    if foreign := sorted(found - set(manifest["files"])):
+        raise Damaged(f"{foreign[0]} does not belong to it")
+    content = {}
+    for name, expected in manifest["files"].items():
+        try:
+            data = (path / name).read_bytes()
+        except OSError as error:
+            raise Damaged(f"{name}: {error.strerror}") from None
+        if len(data) != expected["bytes"]:
+            raise Damaged(f"{name} has {len(data)} bytes in place of {expected['bytes']}")
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            raise Damaged(f"the sha256 of {name} is not the one in the manifest")
+        content[name] = data
+    tensors = {n.removesuffix(".safetensors"): load_tensors(d) for n, d in content.items() if n != "state.json"}
+    return Checkpoint(Position(manifest["epoch"], manifest["step"]), tensors, json.loads(content["state.json"]))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        data = (path / "manifest.json").read_bytes()
+        manifest = json.loads(data, parse_constant=_no_constant)
+    except OSError as error:
+        raise Damaged(f"manifest.json: {error.strerror}") from None
+    except ValueError:
+        raise Damaged("manifest.json is no JSON") from None
+    if not isinstance(manifest, dict):
+        raise Damaged("manifest.json is not what was written")
+    body = {k: v for k, v in manifest.items() if k != "manifest_sha256"}
+    right = manifest.get("manifest_sha256") == hashlib.sha256(canonical(body)).hexdigest()
+    if not right or canonical(manifest) != data:
+        raise Damaged("manifest.json is not what was written")
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"the checkpoint {path} has format {manifest.get('format')!r}, and this version reads {FORMAT}. "
+            "Continue it with the version that wrote it."
+        )
+    if path.name != Position(manifest["epoch"], manifest["step"]).folder:
+        raise Damaged(f"it is the checkpoint of step {manifest['step']} under another name")
+    return manifest
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def positions(root: Path) -> list[Position]:
+    """Where there are checkpoints, oldest first."""
+    if not root.is_dir():
+        return []
+    found = (_NAME.fullmatch(p.name) for p in root.iterdir() if p.is_dir())
+    return sorted(Position(int(m[1]), int(m[2])) for m in found if m)
+
+
+def newest(root: Path, note: Callable[[str], None], *, set_aside: bool) -> Checkpoint | None:
+    """The newest checkpoint that is whole. Damaged ones are named through `note` and, if asked, renamed to `*.damaged`."""
+    for at in reversed(positions(root)):
+        path = root / at.folder
+        try:
+            return read(path)
+        except Damaged as damage:
+            aside = f"; set aside as {_put_aside(path).name}" if set_aside else ""
+            note(f"checkpoint {path} is damaged: {damage}{aside}. The one before it is used.")
+    return None
+
+
+def _put_aside(path: Path) -> Path:
+    for number in range(1, 1000):
+        target = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
+        if not target.exists():
+            os.rename(path, target)
+            return target
+    raise InputError(f"{path.parent} holds 999 damaged checkpoints of one position. Check the disk.")
+
+
+def prune(root: Path, keep_last: int, best: Position | None) -> None:
+    """Delete all but the newest `keep_last` and the best."""
+    for at in positions(root)[:-keep_last]:
+        if at != best:
+            gone = root / f".{at.folder}.old"
+            os.rename(root / at.folder, gone)  # never half a checkpoint under a whole one's name
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def clean(root: Path) -> None:
+    """Remove what a killed process left: unfinished checkpoints, unfinished deletions."""
+    if root.is_dir():
+        for path in root.iterdir():
+            if path.name.startswith(".epoch-"):
+                shutil.rmtree(path, ignore_errors=True)

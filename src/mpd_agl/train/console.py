@@ -1,0 +1,178 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere, JSON lines, or only the result."""
+
+import json
+import sys
+import time
+from typing import Any, Literal
+
+from mpd_agl.train.observe import Display
+from mpd_agl.train.progress import Progress
+
+Style = Literal["auto", "quiet", "json"]
+
+
+def build_display(style: Style) -> Display:
+    """`auto`: live on a terminal, plain lines where the output is none."""
+    if style == "json":
+        return JsonLines()
+    if style == "quiet":
+        return Quiet()
+    return Live() if sys.stdout.isatty() else Lines()
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds as a person reads them.
+
+    >>> duration(42), duration(3725), duration(200000)
+    ('42 s', '1 h 02 min', '55 h 33 min')
+    """
+    s = round(seconds)
+    if s < 120:
+        return f"{s} s"
+    return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
+
+
+def epoch_line(event: dict[str, Any], epochs: int) -> str:
+    """One epoch in one line."""
+    return (
+        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  "
+        f"train {100 * event['train_accuracy']:5.2f} %  test {100 * event['test_accuracy']:5.2f} %  "
+        f"lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
+    )
+
+
+class Quiet:
+    """Warnings go to stderr, nothing else is shown."""
+
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+        """The loop begins."""
+        self.epochs, self.per_epoch = epochs, steps_per_epoch
+        self._first, self._began = progress.step, time.perf_counter()
+
+    def step(self, progress: Progress) -> None:
+        """A step is done."""
+
+    def figures(self, figures: dict[str, float]) -> None:
+        """New figures of the monitor."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """An event went into metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """A word to the person."""
+        print(f"mpd-agl: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """The loop has ended."""
+
+    def left_s(self, progress: Progress) -> float | None:
+        """Seconds to the end at the speed of this process so far, evaluation included."""
+        done = progress.step - self._first
+        if not done:
+            return None
+        return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done
+
+
+class JsonLines(Quiet):
+    """Every event as a line of JSON on stdout: what metrics.jsonl gets."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """The event itself."""
+        print(json.dumps(event), flush=True)
+
+
+class Lines(Quiet):
+    """A line per epoch, and one now and then within a long epoch."""
+
+    every_s = 30.0
+
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+        """Say what runs."""
+        super().start(title, epochs, steps_per_epoch, progress)
+        self._figures = ""
+        self._shown = time.perf_counter()
+        at = f", from epoch {progress.epoch + 1}, step {progress.epoch_step + 1}" if progress.step else ""
+        print(f"{title}: {epochs} epochs of {steps_per_epoch} steps{at}", flush=True)
+
+    def step(self, progress: Progress) -> None:
+        """At most a line in 30 s."""
+        if time.perf_counter() - self._shown > self.every_s:
+            self._shown = time.perf_counter()
+            left = self.left_s(progress)
+            print(
+                f"  epoch {progress.epoch + 1}, step {progress.epoch_step}/{self.per_epoch}  loss {progress.loss:.4f}  "
+                f"train {100 * progress.accuracy:.2f} %  {progress.images_per_s:.0f} images/s{self._figures}"
+                + (f"  {duration(left)} left" if left is not None else ""),
+                flush=True,
+            )
+
+    def figures(self, figures: dict[str, float]) -> None:
+        """Kept for the next line."""
+        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A line per epoch."""
+        if event["event"] == "epoch":
+            self._shown = time.perf_counter()
+            print(epoch_line(event, self.epochs) + self._figures, flush=True)
+
+
+class Live(Quiet):
+    """A progress bar with the present figures under the epochs' lines."""
+
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+        """Open the display."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        super().start(title, epochs, steps_per_epoch, progress)
+        self._figures = ""
+        self._console = Console()
+        self._console.print(title, style="bold", highlight=False, markup=False)
+        self._bars = Bars(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self._console,
+            refresh_per_second=5,
+            expand=True,
+            transient=True,
+        )
+        total = epochs * steps_per_epoch
+        self._epoch = self._bars.add_task("epoch", total=steps_per_epoch, text="")
+        self._all = self._bars.add_task("run", total=total, completed=progress.step, text="")
+        self._bars.start()
+
+    def step(self, progress: Progress) -> None:
+        """Move the bars."""
+        left = self.left_s(progress)
+        self._bars.update(
+            self._epoch,
+            description=f"epoch {progress.epoch + 1}/{self.epochs}",
+            completed=progress.epoch_step,
+            text=f"loss {progress.loss:.4f}  train {100 * progress.accuracy:.1f} %  {progress.images_per_s:.0f} images/s",
+        )
+        remaining = f"{duration(left)} left" if left is not None else ""
+        self._bars.update(self._all, completed=progress.step, text=remaining + self._figures)
+
+    def figures(self, figures: dict[str, float]) -> None:
+        """Shown beside the run's bar."""
+        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A line per epoch, above the bars."""
+        if event["event"] == "epoch":
+            self._bars.console.print(epoch_line(event, self.epochs), highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """A warning, above the bars."""
+        if hasattr(self, "_bars"):
+            self._bars.console.print(f"! {text}", style="yellow", highlight=False, markup=False)
+        else:
+            super().note(text)
+
+    def close(self) -> None:
+        """Take the bars away; the epochs' lines stay."""
+        self._bars.stop()

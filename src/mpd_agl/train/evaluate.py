@@ -1,0 +1,69 @@
+"""Accuracy, loss and the confusion matrix over a data set. Shapes: K classes."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpd_agl.train.batches import Batches
+from mpd_agl.train.losses import mean_output
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`confusion_KK[true, predicted]` counts; the loss is the cross-entropy of the mean output, whatever was trained on."""
+
+    loss: float
+    confusion_KK: Tensor
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return int(self.confusion_KK.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions."""
+        return int(self.confusion_KK.diagonal().sum()) / self.count
+
+    @property
+    def per_class_K(self) -> list[float | None]:
+        """Share of right predictions of each class; None where the set has none of it."""
+        right, all_ = self.confusion_KK.diagonal().tolist(), self.confusion_KK.sum(1).tolist()
+        return [r / a if a else None for r, a in zip(right, all_, strict=True)]
+
+
+@torch.no_grad()
+def evaluate(
+    net: nn.Module,
+    batches: Batches,
+    device: torch.device,
+    *,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    between: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Run the network, in evaluation mode and no longer, over all batches; `between` is called after each and may raise."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    total, confusion = 0.0, torch.zeros(0, dtype=torch.int64)
+    try:
+        with batches.epoch(0) as epoch:
+            for x, y in epoch:
+                with autocast():
+                    output = net(x.to(device))
+                logits_NK = mean_output(output).cpu()
+                K = logits_NK.shape[1]
+                if not confusion.numel():
+                    confusion = torch.zeros(K * K, dtype=torch.int64)
+                confusion += torch.bincount(y * K + logits_NK.argmax(1), minlength=K * K)
+                total += float(F.cross_entropy(logits_NK, y, reduction="sum"))
+                between()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    K = int(confusion.numel() ** 0.5)
+    return Evaluation(total / int(confusion.sum()), confusion.view(K, K))

@@ -1,0 +1,176 @@
+"""A run's folder: one run, one process at a time, nothing overwritten by accident.
+
+runs/<name>/  config.toml  metrics.jsonl  record.json  log.txt  checkpoints/  model.safetensors (at the end)
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from mpd_agl.errors import InputError
+from mpd_agl.records.files import write_atomic
+from mpd_agl.train.disk import explain
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
+MARK = "config.toml"
+
+
+def check_name(name: str) -> str:
+    """A run's name: one folder, inside the folder of runs."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InputError(
+            f"a run's name is up to 100 letters, digits and ._+=- and starts with a letter or digit, got {name!r}. "
+            "Use --runs-dir for the folder."
+        )
+    return name
+
+
+def now() -> str:
+    """The time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class RunFolder:
+    """An open, locked run folder. Use as a context manager; the lock goes with the process, however it ends."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+        self.checkpoints = path / "checkpoints"
+        self.config, self.record = path / MARK, path / "record.json"
+        self._metrics: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
+        """A new run's folder; an old run there is deleted only if `overwrite` says so and nobody uses it."""
+        content = check_free(path, overwrite=overwrite)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+            for old in content:
+                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        except OSError as error:
+            raise explain(error, path) from error
+        return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """A run's folder that is to be continued."""
+        check_run(path)
+        try:
+            return cls(path, _lock(path))
+        except OSError as error:
+            raise explain(error, path) from error
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Replace a file of the folder."""
+        try:
+            write_atomic(path, data)
+        except OSError as error:
+            raise explain(error, path) from error
+
+    def start_metrics(self, offset: int) -> None:
+        """Open metrics.jsonl and cut off what was written behind a checkpoint's offset."""
+        path = self.path / "metrics.jsonl"
+        try:
+            self._metrics = path.open("ab", buffering=0)
+            self._metrics.truncate(offset)
+        except OSError as error:
+            raise explain(error, path) from error
+
+    def log_metrics(self, event: dict[str, Any]) -> None:
+        """Append one line, at once."""
+        assert self._metrics is not None
+        line = json.dumps(event, allow_nan=False).encode() + b"\n"
+        try:
+            if self._metrics.write(line) != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise explain(error, self.path / "metrics.jsonl", "The last checkpoint stands.") from error
+
+    def sync_metrics(self) -> int:
+        """Wait until the disk has the metrics; the offset that a checkpoint must remember."""
+        assert self._metrics is not None
+        os.fsync(self._metrics.fileno())
+        return self._metrics.seek(0, os.SEEK_END)
+
+    def log(self, text: str) -> None:
+        """One line for people into log.txt: starts, stops, damage, warnings. Never stops a run."""
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{now()} {text}\n")
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._metrics is not None:
+            self._metrics.close()
+        self._lock.close()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_free(path: Path, *, overwrite: bool) -> list[Path]:
+    """What an old run left in the folder, if it may be deleted; one sentence if it may not, or if a process uses it."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.")
+    try:
+        content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
+        if path.is_dir() and (path / ".lock").exists():
+            _lock(path).close()
+    except OSError as error:
+        raise explain(error, path) from error
+    if content and not (path / MARK).is_file():
+        raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
+    if content and not overwrite:
+        raise InputError(
+            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
+        )
+    return content
+
+
+def check_run(path: Path) -> Path:
+    """The path, if a run is there."""
+    if not (path / MARK).is_file():
+        what = "is not there" if not path.exists() else f"is no run folder (no {MARK} in it)"
+        raise InputError(f"{path} {what}. `mpd-agl runs` lists the runs.")
+    return path
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the run open now."""
+    try:
+        with (path / ".lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _lock(path: Path) -> IO[str]:
+    """Take the folder's lock, or say who has it."""
+    file = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise InputError(f"run folder {path} is in use by {owner}. Wait for it, or choose another --name.") from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
+    file.flush()
+    return file

@@ -1,0 +1,381 @@
+"""The commands as a user types them: what they print, what they leave, how they fail."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mpd_agl.cli import COMMANDS, main
+from mpd_agl.train.runfolder import RunFolder
+
+TINY = [
+    *("--model.name", "cnn8", "--model.width", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
+    *("--data.test-samples", "40", "--train.epochs", "2", "--train.batch-size", "12", "--train.threads", "1"),
+    *("--monitor.every", "3"),
+]
+
+
+def train(folder: Path, *options: str) -> int:
+    return main(["train", *TINY, "--runs-dir", str(folder), *options])
+
+
+def command(*args: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, *args], capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    assert train(folder, "--name", "one", "--quiet") == 0
+    return folder
+
+
+def test_a_run_prints_lines_and_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--method", "lsg", "--seed", "3") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"cnn8 x0.03125, lsg, T=2, mnist5k, seed 3: [\d,]+ parameters, backend \w+: 2 epochs of 4 steps", out[0]
+    )
+    for epoch, line in enumerate(out[1:3], 1):
+        assert line.startswith(f"epoch {epoch}/2  loss ")
+        assert "firing" in line
+        assert "gradient-available" in line
+    path = tmp_path / "mnist5k-cnn8-lsg-s3"
+    assert re.match(
+        r"test accuracy [\d.]+ % at the last epoch, 2 \(best on the test set: [\d.]+ %, epoch \d\)", out[-1]
+    )
+    assert out[-1].endswith(str(path))
+    assert {p.name for p in path.iterdir()} == {
+        ".lock", "config.toml", "metrics.jsonl", "record.json", "log.txt", "checkpoints", "model.safetensors"
+    }  # fmt: skip
+
+
+def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None:
+    record = json.loads((runs / "one" / "record.json").read_text())
+    assert record["status"] == "finished"
+    assert record["final"]["epoch"] == 2
+    assert record["best_on_test"]["test_accuracy"] >= record["final"]["test_accuracy"]
+    assert record["data"]["train"]["samples"] == 48
+    assert len(record["data"]["train"]["sha256"]) == len(record["data"]["train"]["subset_hash"]) == 64
+    assert record["seeds"] == {"run": 0, "split": 0}
+    assert record["backend"] in ("native", "compiled", "eager")
+    assert record["network"]["parameters"] > 1000
+    events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [e for e in events if e["event"] == "epoch"]
+    wanted = {
+        "epoch",
+        "step",
+        "lr",
+        "train_loss",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+        "images_per_s",
+        "elapsed_s",
+    }
+    assert all(wanted <= set(e) for e in epochs)
+    assert [e["step"] for e in epochs] == [4, 8]
+    looks = [e for e in events if e["event"] == "monitor"]
+    assert [e["step"] for e in looks] == [1, 4, 7]
+    assert list(looks[0]["layers"])[:2] == ["conv1", "conv2"]
+    assert {"rate_T", "available_T", "kappa_T"} <= set(looks[0]["layers"]["conv1"])
+
+
+def test_json_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--name", "j", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[-1]["event"] == "record"
+    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [1, 2]
+    assert train(tmp_path, "--name", "q", "--quiet") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_warnings_are_printed_logged_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        train(tmp_path, "--name", "w", "--quiet", "--monitor.available-below", "1", "--monitor.silent-below", "0") == 0
+    )
+    err = capsys.readouterr().err
+    assert err.count("mpd-agl: layer conv1 gets little gradient: available share") == 1  # once, not at every look
+    events = [json.loads(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
+    warned = [e for e in events if e["event"] == "warning"]
+    assert {e["kind"] for e in warned} == {"unavailable"}
+    assert "conv1" in (tmp_path / "w" / "log.txt").read_text()
+
+
+def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((runs / "one" / "record.json").read_text())
+    assert main(["evaluate", str(runs / "one"), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["results"][0]["accuracy"] == record["final"]["test_accuracy"]
+    assert plain["results"][0]["loss"] == pytest.approx(record["final"]["test_loss"], rel=1e-6)
+    assert sum(map(sum, plain["results"][0]["confusion"])) == 40
+    assert main(["evaluate", str(runs / "one"), "--json", "--fold", "--num-steps", "1,2,5"]) == 0
+    folded = json.loads(capsys.readouterr().out)
+    assert [r["num_steps"] for r in folded["results"]] == [1, 2, 5]
+    assert folded["results"][1]["loss"] == pytest.approx(plain["results"][0]["loss"], rel=1e-3)
+    assert main(["evaluate", str(runs / "one"), "--weights", "best", "--split", "train"]) == 0
+    out = capsys.readouterr().out
+    assert "train set of mnist5k" in out
+    assert "48 samples (as trained)" in out
+    assert "a row is the true class" in out
+
+
+def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    paths = []
+    for name, shape in (("grey", (28, 28)), ("colour", (50, 40, 3)), ("alpha", (10, 10, 4))):
+        paths.append(str(tmp_path / f"{name}.png"))
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(paths[-1])
+    assert main(["predict", str(runs / "one"), *paths, "--json", "--top", "10"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["image"] for r in rows] == paths
+    for row in rows:
+        assert sum(c["probability"] for c in row["classes"]) == pytest.approx(1, abs=1e-5)
+    assert main(["predict", str(runs / "one"), paths[0], "--invert"]) == 0
+    assert re.match(r".*grey.png: \d [\d.]+ %, \d [\d.]+ %, \d [\d.]+ %", capsys.readouterr().out)
+
+
+def test_predict_is_what_evaluate_counts(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The 40 test samples as PNG files: the same share is right."""
+    from mpd_agl.experiments.build import build_data
+    from mpd_agl.experiments.resolve import read_toml, resolve
+
+    data = build_data(resolve(read_toml(runs / "one" / "config.toml")), "test")
+    paths = [str(tmp_path / f"{i}.png") for i in range(len(data))]
+    for path, x_HWC in zip(paths, data.x, strict=True):
+        Image.fromarray(x_HWC[..., 0]).save(path)
+    assert main(["predict", str(runs / "one"), *paths, "--json", "--top", "1"]) == 0
+    named = [int(json.loads(line)["classes"][0]["name"]) for line in capsys.readouterr().out.splitlines()]
+    record = json.loads((runs / "one" / "record.json").read_text())
+    assert np.mean(np.array(named) == data.y) == pytest.approx(record["final"]["test_accuracy"])
+
+
+def test_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    folder = tmp_path / "runs"
+    for name in ("b", "a"):
+        shutil.copytree(runs / "one", folder / name)
+    (folder / "a" / "record.json").write_text("{")
+    (folder / "no-run").mkdir()
+    assert main(["runs", str(folder), "--sort", "name", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(r["name"], r["status"]) for r in rows] == [("a", "unreadable"), ("b", "finished")]
+    assert main(["runs", str(folder), "--sort", "accuracy", "--reverse"]) == 0
+    out = capsys.readouterr().out
+    assert [line[0] for line in out.splitlines()[1:]] == ["b", "a"]
+    record = json.loads((folder / "b" / "record.json").read_text())
+    (folder / "b" / "record.json").write_text(json.dumps({**record, "status": "running", "final": None}))
+    assert main(["runs", str(folder), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (row["status"], row["accuracy"]) == ("killed", record["final"]["test_accuracy"])
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["backends"]["eager (cpu)"] == ""
+    assert "demo" in facts["presets"]
+    assert main(["info"]) == 0
+    assert "eager (cpu)" in capsys.readouterr().out
+
+
+def test_dry_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(tmp_path.iterdir())
+    assert train(tmp_path, "--dry-run", "--json") == 0
+    got = json.loads(capsys.readouterr().out)
+    e = got["estimate"]
+    assert got["config"]["train"]["epochs"] == 2
+    assert e["run_s"] == pytest.approx(2 * e["epoch_s"])
+    assert e["epoch_s"] >= 4 * e["loop_step_s"]
+    assert e["peak_mb"] > 50
+    assert e["overhead"] > -1
+    assert train(tmp_path, "--dry-run") == 0
+    out = capsys.readouterr().out
+    for words in ("[optim]", "parameters", "operations", "overhead", "peak memory", "per image"):
+        assert words in out
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_dry_run_of_a_single_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--dry-run", "--json", "--train.batch-size", "48") == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["steps_measured"] == 1
+
+
+def test_dry_run_without_the_data(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path))
+    options = [
+        "--preset",
+        "cifar10-resnet19-t2",
+        "--model.name",
+        "cnn8",
+        "--model.width",
+        "0.03125",
+        "--train.batch-size",
+        "4",
+    ]
+    assert main(["train", *options, "--dry-run", "--json"]) == 0
+    e = json.loads(capsys.readouterr().out)["estimate"]
+    assert e["data"] == "random values (cifar10 is not at hand)"
+    assert e["epoch_s"] > 12500 * e["loop_step_s"]
+
+
+BAD: list[tuple[str, str]] = [
+    ("", "nothing to train: give --preset demo"),
+    ("--preset dmeo", "unknown preset 'dmeo'. Did you mean 'demo'"),
+    ("--preset demo --optim.lr 0", "--optim.lr must be greater than 0, got '0'. Its default is 0.1."),
+    ("--preset demo --optim.lr -0.1", "--optim.lr must be greater than 0"),
+    ("--preset demo --train.batch-size 5000", "train.batch_size is 5000, and mnist5k has 4000 training samples"),
+    ("--preset demo --train.batch-size 3999", "leave one alone"),
+    ("--preset demo --data.train-samples 9999", "data.train_samples is 9999, and mnist5k has 4000"),
+    ("--preset demo --name ../up", "a run's name is"),
+    ("--preset demo --train.device tpu", "train.device 'tpu' does not work here"),
+    ("--preset demo --train.device cuda", "train.device 'cuda' does not work here"),
+    ("--config nowhere.toml", "no configuration at nowhere.toml"),
+    ("--resume nowhere", "nowhere is not there"),
+    ("--resume nowhere --overwrite", "--overwrite does not go with --resume"),
+    ("--preset cifar10-resnet19-t2 --no-data.download --data.data-dir nowhere", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD)
+def test_bad_input_is_a_sentence_and_leaves_no_folder(
+    options: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path / "cache"))
+    if "cuda" in options:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    assert main(["train", *options.split()]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_commands_on_bad_input(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.png").write_text("no image")
+    run = str(runs / "one")
+    for args, words in (
+        (["evaluate", "nowhere"], "nowhere is not there"),
+        (["evaluate", run, "--num-steps", "0"], "--num-steps must be whole numbers"),
+        (["evaluate", run, "--weights", "worst"], "--weights must be last or best"),
+        (["predict", run, "nowhere.png"], "no image at nowhere.png"),
+        (["predict", run, str(tmp_path / "x.png")], "is no image that can be read"),
+        (["predict", run, str(tmp_path / "x.png"), "--top", "0"], "--top must be at least 1"),
+        (["runs", str(tmp_path / "none")], "no folder of runs"),
+    ):
+        assert main(args) == 2, args
+        err = capsys.readouterr().err
+        assert words in err
+        assert len(err.splitlines()) == 1
+
+
+def test_an_existing_run_is_not_overwritten(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (runs / "one" / "model.safetensors").read_bytes()
+    assert train(runs, "--name", "one") == 2
+    assert "exists. Continue it with --resume" in capsys.readouterr().err
+    assert (runs / "one" / "model.safetensors").read_bytes() == before
+    assert main(["train", "--resume", str(runs / "one")]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_nan_ends_the_run_and_the_last_checkpoint_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--name", "nan", "--optim.lr", "1e38", "--checkpoint.every-steps", "1", "--quiet") == 2
+    err = capsys.readouterr().err
+    assert re.search(r"training stopped at epoch 1, step \d of 4: .* Nothing bad was saved", err.replace("\n", " "))
+    record = json.loads((tmp_path / "nan" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert "training stopped" in record["failure"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    assert train(tmp_path / "runs") == 2
+    assert "no permission to write there" in capsys.readouterr().err
+
+
+def test_a_refusal_comes_before_torch_is_imported(runs: Path) -> None:
+    """So it takes no second, also where another process has the folder."""
+    options = ["--preset", "demo", "--name", "one", "--runs-dir", str(runs)]
+    with RunFolder.open(runs / "one"):
+        for args, words in (
+            (options, "is in use by process"),
+            ([*options, "--overwrite"], "is in use by process"),
+            (["--resume", str(runs / "one")], "is in use by process"),
+        ):
+            done = command("-X", "importtime", "-m", "mpd_agl", "train", *args)
+            assert done.returncode == 2
+            assert words in done.stderr
+            assert " torch\n" not in done.stderr
+    done = command("-X", "importtime", "-m", "mpd_agl", "train", *options)
+    assert "exists. Continue it with --resume" in done.stderr
+    assert " torch\n" not in done.stderr
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    for args in (["--help"], ["train", "--help"]):
+        done = command("-X", "importtime", "-m", "mpd_agl", *args)
+        assert done.returncode == 0
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert not {"torch", "numpy", "safetensors"} & imported
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        out = command("-m", "mpd_agl", "--help").stdout
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.5
+    assert all(name in out for name in COMMANDS)
+
+
+def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
+    long = ["--train.epochs", "1000", "--name", "long"]
+    args = [sys.executable, "-m", "mpd_agl", "train", *TINY, *long, "--runs-dir", str(tmp_path)]
+    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch    1/1000"):
+        assert process.poll() is None
+    began = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert time.perf_counter() - began < 30  # a hang, not speed
+    assert out.splitlines()[-1].startswith("stopped by SIGINT at step ")
+    assert f"mpd-agl train --resume {tmp_path / 'long'}" in out
+
+
+def test_a_second_signal_ends_at_once_with_exit_code_130() -> None:
+    code = (
+        "import os, signal, time; from mpd_agl.train.signals import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT); print(stop.asked, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    )
+    done = command("-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "SIGINT\n", "")
+
+
+def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    ask = 'COMP_WORDS=(mpd-agl train --preset cifar10d); COMP_CWORD=3; _mpd_agl; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["cifar10dvs-vggsnn", "cifar10dvs-vggsnn-tet"]

@@ -1,0 +1,187 @@
+"""Run folders, records and metrics: nothing overwritten, nothing half, nobody else let in."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpd_agl import records
+from mpd_agl.errors import InputError
+from mpd_agl.records import RunRecord, read_metrics, read_record, write_record
+from mpd_agl.train import runfolder
+from mpd_agl.train.disk import explain
+from mpd_agl.train.runfolder import RunFolder, check_name, check_run, in_use
+
+RECORD = RunRecord(
+    name="a",
+    status="running",
+    config={"seed": 0},
+    code={"commit": None, "changed": None},
+    versions={"python": "3"},
+    hardware={"cores": 2},
+    data={"name": "mnist5k"},
+    seeds={"run": 0},
+    backend="eager",
+    network={"parameters": 1},
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["../a", "a/b", "", ".", "..", ".hidden", "a..b", "a b", "x" * 101, "-rf", "a\n", "a\0"]
+)
+def test_a_name_cannot_leave_the_folder(name: str) -> None:
+    with pytest.raises(InputError, match="a run's name is"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["demo", "cifar10-resnet19-t2-mpd-agl-s0", "a.b_c+d=1", "9"])
+def test_usual_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+def make(path: Path) -> None:
+    with RunFolder.create(path) as folder:
+        folder.write(folder.config, b"seed = 0\n")
+        (path / "checkpoints" / "x").mkdir(parents=True)
+
+
+def test_an_old_run_is_kept_unless_asked(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run"
+    make(path)
+    with pytest.raises(InputError, match=r"exists\. Continue it with --resume .*--overwrite"):
+        RunFolder.create(path)
+    assert (path / "checkpoints" / "x").is_dir()
+    RunFolder.create(path, overwrite=True).close()
+    assert [p.name for p in path.iterdir()] == [".lock"]
+    make(path)  # a folder with nothing but a lock is a new one
+
+
+def test_a_folder_that_is_no_run_is_never_deleted(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_text("x")
+    (tmp_path / "file").write_text("x")
+    for name, words in (("photos", "is no run folder"), ("file", "is a file")):
+        with pytest.raises(InputError, match=words):
+            RunFolder.create(tmp_path / name, overwrite=True)
+    assert (tmp_path / "photos" / "a.png").is_file()
+    for path, words in ((tmp_path / "none", "is not there"), (tmp_path / "photos", "is no run folder")):
+        with pytest.raises(InputError, match=words):
+            check_run(path)
+
+
+def test_overwriting_follows_no_link(tmp_path: Path) -> None:
+    path, precious = tmp_path / "run", tmp_path / "precious"
+    make(path)
+    precious.mkdir()
+    (precious / "a").write_text("x")
+    (path / "link").symlink_to(precious)
+    RunFolder.create(path, overwrite=True).close()
+    assert (precious / "a").is_file()
+
+
+def test_the_lock_names_its_owner_and_goes_with_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    make(path)
+    code = (
+        "import sys, time; from pathlib import Path; from mpd_agl.train.runfolder import RunFolder\n"
+        "folder = RunFolder.open(Path(sys.argv[1])); print('locked', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert in_use(path)
+        for attempt in (RunFolder.open, RunFolder.create, lambda p: RunFolder.create(p, overwrite=True)):
+            began = time.perf_counter()
+            with pytest.raises(InputError, match=f"is in use by process {other.pid} on .* since 20"):
+                attempt(path)
+            assert time.perf_counter() - began < 1
+    finally:
+        other.kill()
+        other.communicate()
+    assert not in_use(path)
+    RunFolder.open(path).close()
+
+
+def test_metrics_are_cut_back_and_appended(tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.start_metrics(0)
+        folder.log_metrics({"event": "a"})
+        offset = folder.sync_metrics()
+        folder.log_metrics({"event": "lost"})
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.start_metrics(offset)
+        folder.log_metrics({"event": "b"})
+    assert [e["event"] for e in read_metrics(tmp_path / "run" / "metrics.jsonl")] == ["a", "b"]
+
+
+def test_a_torn_last_line_is_left_out_and_one_within_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "a"}\n{"eve')
+    assert [e["event"] for e in read_metrics(path)] == ["a"]
+    path.write_text('{"eve\n{"event": "a"}\n')
+    with pytest.raises(InputError, match="line 1 of"):
+        list(read_metrics(path))
+    with pytest.raises(InputError, match="no metrics at"):
+        list(read_metrics(tmp_path / "none"))
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_record(RECORD, path)
+    assert read_record(path) == RECORD
+    assert read_record(path).with_(status="finished").status == "finished"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "has schema 'list'"),
+        (json.dumps({**RECORD.to_dict(), "schema": 9}), "has schema 9, and this version reads 1"),
+        (json.dumps({**RECORD.to_dict(), "colour": 1}), r"unknown fields \(colour\)"),
+        (json.dumps({"schema": 1}), r"missing or unknown fields \(backend"),
+        (json.dumps({**RECORD.to_dict(), "status": "dreaming"}), "status is one of"),
+    ],
+)
+def test_a_record_that_is_none(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_record(tmp_path / "record.json")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    records.write_atomic(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        records.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_provenance_names_no_host_and_no_folder() -> None:
+    text = json.dumps([records.code(), records.versions(), records.hardware()])
+    assert os.uname().nodename not in text
+    assert str(Path(runfolder.__file__).parent) not in text
+    assert records.versions()["torch"].startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(28, r"the disk is full \(.* MB free\)"), (13, "no permission"), (30, "no permission"), (5, "Input/output")],
+)
+def test_disk_errors_are_sentences(tmp_path: Path, number: int, words: str) -> None:
+    assert words.split(" (")[0].replace("\\", "").split(" .*")[0][:15] in str(
+        explain(OSError(number, os.strerror(number)), tmp_path / "a" / "b")
+    )

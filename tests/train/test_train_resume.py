@@ -1,0 +1,222 @@
+"""A run that is killed, stopped or damaged ends with the bits of a run that never was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mpd_agl.errors import InputError
+from mpd_agl.experiments import training
+from mpd_agl.train.signals import Stopped
+from tests.train.tiny import Silent, fingerprint, tiny
+
+ROOT = Path(__file__).parents[2]
+RICH = {
+    "method": "asgl",  # draws from torch's generator at every step
+    "optim": {"name": "adam", "lr": 0.001, "clip_norm": 1.0},
+    "loss": {"name": "tet"},
+    "train": {"ema": 0.9, "accumulate": 2},
+}
+
+
+def kill(folder: Path, count: int, changes: dict[str, object]) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.train.killing", str(folder), str(count), "7", json.dumps(changes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * count, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, int] = json.loads(done.stdout)
+    return result
+
+
+def test_killed_at_random_moments_the_weights_are_byte_identical(tmp_path: Path, kills: int) -> None:
+    assert kill(tmp_path, kills, {})["kills"] == kills
+
+
+def test_killed_with_adam_average_parts_and_noise(tmp_path: Path, kills: int) -> None:
+    assert kill(tmp_path, max(2, kills // 2), RICH)["kills"] >= 2
+
+
+class StopAt(Silent):
+    """Sends the process a signal when a step is done."""
+
+    def __init__(self, at: int, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.at, self.number = at, number
+
+    def step(self, progress: object) -> None:
+        if progress.step == self.at:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    training.start(tiny(), path, Silent())
+    return path
+
+
+@pytest.mark.parametrize(("at", "number"), [(2, signal.SIGINT), (4, signal.SIGTERM), (12, signal.SIGTERM)])
+def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, whole: Path, at: int, number: int) -> None:
+    """Steps 4 and 12 are an epoch's last: the stop falls before its evaluation."""
+    path = tmp_path / "run"
+    with pytest.raises(Stopped) as stop:
+        training.start(tiny(), path, StopAt(at, number))
+    assert stop.value.by == signal.Signals(number).name
+    assert stop.value.step == at
+    record = json.loads((path / "record.json").read_text())
+    assert (record["status"], record["final"]) == ("stopped", None)
+    assert training.resume(path, {}, Silent()).status == "finished"
+    assert fingerprint(path) == fingerprint(whole)
+
+
+def test_a_stop_in_the_midst_of_an_evaluation(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpd_agl.train import loop
+
+    original = loop.evaluate
+
+    def interrupted(*args: object, **options: object) -> object:
+        between = options["between"]
+
+        def signal_then_look() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            between()  # type: ignore[operator]
+
+        return original(*args, **{**options, "between": signal_then_look})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "evaluate", interrupted)
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, Silent())
+    monkeypatch.undo()
+    assert sorted(p.name for p in (path / "checkpoints").iterdir())[-1] == "epoch-0000-step-00000004"
+    training.resume(path, {}, Silent())
+    assert fingerprint(path) == fingerprint(whole)
+
+
+def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_it_used(tmp_path: Path, whole: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(7))
+    newest = path / "checkpoints" / "epoch-0001-step-00000007"
+    data = bytearray((newest / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 4
+    (newest / "model.safetensors").write_bytes(data)
+    display = Silent()
+    training.resume(path, {}, display)
+    assert len(display.notes) == 1
+    assert "epoch-0001-step-00000007 is damaged: the sha256 of model.safetensors" in display.notes[0]
+    assert (path / "checkpoints" / "epoch-0001-step-00000007.damaged" / "model.safetensors").is_file()
+    assert fingerprint(path) == fingerprint(whole)
+
+
+def test_a_finished_run_is_left_as_it_is(whole: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert training.resume(whole, {}, Silent()).status == "finished"
+    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_changed_configuration_is_refused_with_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(2))
+    with pytest.raises(
+        InputError, match=r"optim\.lr was 0\.1, got 0\.2; train\.epochs was 3, got 5.*checkpoint\.keep_last"
+    ):
+        training.resume(path, {"optim": {"lr": "0.2"}, "train": {"epochs": "5"}}, Silent())
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
+    with pytest.raises(InputError, match="seed was 0, got 1"):
+        training.resume(path, {}, Silent())
+    (path / "config.toml").write_text(text)
+    assert training.resume(path, {"checkpoint": {"keep_last": "1"}}, Silent()).config["checkpoint"]["keep_last"] == 1
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(2))
+    record = json.loads((path / "record.json").read_text())
+    record["data"]["train"]["sha256"] = "0" * 64
+    (path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="train data of mnist5k are not those that the run began with: sha256 changed"):
+        training.resume(path, {}, Silent())
+
+
+def test_another_backend_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny({"model": {"backend": "eager"}}), path, StopAt(2))
+    record = json.loads((path / "record.json").read_text())
+    (path / "record.json").write_text(json.dumps({**record, "backend": "native"}))
+    with pytest.raises(InputError, match="the run began with backend native, and here model.backend 'eager' is eager"):
+        training.resume(path, {}, Silent())
+
+
+def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
+    from mpd_agl.experiments.trained import load_run
+
+    path, notes = tmp_path / "run", Silent()
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(2))
+    assert load_run(path, "last", notes.note).weights == "epoch-0000-step-00000002"
+    with pytest.raises(InputError, match="has no best epoch yet"):
+        load_run(path, "best", notes.note)
+    training.resume(path, {}, notes)
+    best = json.loads((path / "record.json").read_text())["best_on_test"]
+    assert load_run(path, "best", notes.note).weights == f"epoch-{best['epoch']:04d}-step-{best['step']:08d}"
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(InputError, match="has no weights yet"):
+        load_run(path, "best", notes.note)
+    assert load_run(path, "last", notes.note).weights == "model.safetensors"
+
+
+def test_two_processes_on_one_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    class Intruder(Silent):
+        refused = ""
+        took = 0.0
+
+        def step(self, progress: object) -> None:
+            if progress.step == 2:  # type: ignore[attr-defined]
+                began = time.perf_counter()
+                for attempt in (
+                    lambda: training.resume(path, {}, Silent()),
+                    lambda: training.RunFolder.create(path, overwrite=True),
+                ):
+                    try:
+                        attempt()
+                    except InputError as error:
+                        self.refused += str(error)
+                self.took = time.perf_counter() - began
+
+    display = Intruder()
+    training.start(tiny({"train": {"epochs": 1}}), path, display)
+    assert display.refused.count(f"is in use by process {os.getpid()} on") == 2
+    assert display.took < 1
+
+
+def test_without_any_checkpoint_the_run_starts_from_its_beginning(tmp_path: Path, whole: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(3))
+    shutil.rmtree(path / "checkpoints")
+    display = Silent()
+    training.resume(path, {}, display)
+    assert "starts from its beginning" in display.notes[0]
+    assert fingerprint(path) == fingerprint(whole)
+
+
+def test_a_run_in_a_thread_needs_no_signals(tmp_path: Path) -> None:
+    done: list[str] = []
+    config = tiny({"train": {"epochs": 1}})
+    worker = threading.Thread(target=lambda: done.append(training.start(config, tmp_path / "run", Silent()).status))
+    worker.start()
+    worker.join(60)
+    assert done == ["finished"]
