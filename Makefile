@@ -14,9 +14,10 @@ $(INSTALLED): pyproject.toml setup.py $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
-# a small network learns digits from scratch; the run folder is runs/demo
+# a small network learns digits from scratch; the run folder is runs/demo, the page with what happened runs/demo/report.html
 demo: $(INSTALLED)
 	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
+	$(BIN)/mpd-agl report runs/demo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

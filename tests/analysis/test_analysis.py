@@ -1,5 +1,7 @@
 """Operations, energy and monitors: against the paper's counts, and against a slow, separate computation from the definitions."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from mpd_agl import core
 from mpd_agl.analysis import Activity, Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
-from mpd_agl.nn import SpikingBlock, over_time
+from mpd_agl.nn import SpikingBlock, TdBatchNorm, over_time
 
 
 def small(name="cnn8", **options):
@@ -168,3 +170,47 @@ def test_bad_input():
         Monitor(torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match=r"no activity for \d+ layers \(first conv2\)"):
         energy(small(), {})
+
+
+@pytest.mark.parametrize("block", ["sew", "zheng"])
+@pytest.mark.parametrize("most", [2**17, 3 * 4 * 16 * 16])
+@torch.no_grad()
+def test_detail_against_the_definitions(monkeypatch, block, most):
+    monkeypatch.setattr("mpd_agl.analysis.histogram.MOST_VALUES", most)
+    net = small("resnet18", block=block)
+    for m in net.modules():
+        if isinstance(m, TdBatchNorm):
+            m.weight.mul_(3 * torch.rand_like(m.weight))
+            m.bias.add_(torch.randn_like(m.bias))
+    seen, inputs = {}, {}
+    for name in ("stem", "stage1.block1.conv2"):
+        got = net.get_submodule(name)
+        got.register_forward_pre_hook(lambda m, i, name=name: inputs.update({name: i[0]}))
+        got.neuron.register_forward_pre_hook(lambda m, i, name=name: seen.update({name: i[0]}))
+    monitor = Monitor(net, every=1, detail=True)
+    net(torch.randn(6, 3, 16, 16))
+    shot = monitor.step()
+    for name, s_in in inputs.items():
+        layer, detail = net.get_submodule(name), shot.layers[name].detail
+        if name in seen:  # two currents, added before the neuron
+            i_T = seen[name].double()
+        else:
+            x = over_time(layer.conv, s_in).double()
+            x_T = x.expand(3, *x.shape[1:])
+            n = layer.norm
+            i_T = core.tdbn(x_T, n.weight.double(), n.bias.double(), *core.batch_moments(x_T), v_th=n.v_th)
+        v_T = core.lif(i_T, layer.neuron.tau.double(), torch.ones(3))[1]
+        samples = detail.potential.samples
+        assert samples == min(6, max(1, most // i_T[0, 0].numel()))
+        edges = [-torch.inf, *torch.linspace(-2, 3, 65).tolist(), torch.inf]
+        for v, got_B in zip(v_T, detail.potential.count_TB, strict=True):
+            v = v[:, :samples] if v.dim() > 4 else v[:samples]
+            want_B = [int(((v >= a) & (v < b)).sum()) for a, b in pairwise(edges)]
+            assert sum(got_B) == v.numel()
+            moved = sum(abs(a - b) for a, b in zip(got_B, want_B, strict=True))
+            assert moved <= 2e-3 * v.numel() + 2  # float32 beside float64, at the bins' edges
+            assert want_B[0] + want_B[-1] > 0
+        if block == "sew" or name == "stem":
+            assert detail.gamma_C == pytest.approx(layer.norm.weight.tolist(), rel=1e-4)
+            assert detail.beta_C == pytest.approx(layer.norm.bias.tolist(), rel=1e-4)
+        assert sum(detail.gamma_C) / len(detail.gamma_C) == pytest.approx(shot.layers[name].gamma_bar, abs=1e-4)

@@ -90,6 +90,7 @@ class EnergyReport:
             "model": self.model,
             "num_steps": self.num_steps,
             "rates_from": self.rates_from,
+            "pj": {"addition": PJ_ADD, "multiply": PJ_MAC},
             "layers": [asdict(r) for r in self.rows],
             "ann": {"macs": self.ann_macs, "mj": self.ann_mj},
             "totals": self.totals(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
+from mpd_agl.analysis.histogram import Histogram, histogram
 from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Current, SpikingBlock, predicted_moments
@@ -43,6 +44,19 @@ class LayerSnapshot:
     gamma_bar: float
     gamma_rms: float
     beta_bar: float
+    detail: "LayerDetail | None" = None
+    """Only where the monitor was asked for it."""
+
+
+@dataclass(frozen=True)
+class LayerDetail:
+    """What is too much for every snapshot of a long run."""
+
+    potential: Histogram
+    """The membrane potential before reset."""
+    gamma_C: list[float]
+    """Each channel's gamma, to 5 digits; where two currents are added, both layers' channels."""
+    beta_C: list[float]
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Snapshot:
 class Monitor:
     """Collects snapshots from a network made of `SpikingBlock`s, in anyone's own loop.
 
+    `detail` adds histograms of the potentials and every channel's gamma and beta.
+
     >>> from mpd_agl.models import create_model
     >>> net = create_model("cnn8", width=0.125, image_size=16)
     >>> monitor = Monitor(net, every=1)
@@ -68,10 +84,10 @@ class Monitor:
     (['conv1', 'conv2'], 2)
     """
 
-    def __init__(self, net: nn.Module, every: int = 50) -> None:
+    def __init__(self, net: nn.Module, every: int = 50, *, detail: bool = False) -> None:
         if every < 1:
             raise InputError(f"every must be at least 1, got {every}. 50 costs under 3 percent of training time.")
-        self.every, self.steps = every, 0
+        self.every, self.steps, self.detail = every, 0, detail
         self.history: list[Snapshot] = []
         self._layers: dict[str, LayerSnapshot] = {}
         self._seen: dict[SpikingBlock, dict[str, Any]] = {}
@@ -115,7 +131,7 @@ class Monitor:
 
         def block_ran(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
             if self.active and block in self._seen:
-                self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"))
+                self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"), self.detail)
 
         self._handles += [
             block.conv.register_forward_hook(synapses_ran),
@@ -125,20 +141,21 @@ class Monitor:
 
 
 @torch.no_grad()
-def _look(block: SpikingBlock, seen: dict[str, Any], shape: torch.Size, add: Current | None) -> LayerSnapshot:
+def _look(
+    block: SpikingBlock, seen: dict[str, Any], shape: torch.Size, add: Current | None, detail: bool
+) -> LayerSnapshot:
     T, N = shape[:2]
     y = seen["output"]
     x_SNC = y.view(y.shape[0] // N, N, *y.shape[1:])
     kappa_T = block.kappa(T, add=add, x_SNC=x_SNC)
     if "current" in seen:  # the neuron was handed a current: a sum of two, or a folded network's
-        i_SNC = seen["current"]
-        zero_C, one_C = i_SNC.new_zeros(i_SNC.shape[2]), i_SNC.new_ones(i_SNC.shape[2])
-        neuron = block.neuron
-        sums_T6 = kernels.probe(
-            i_SNC, zero_C, one_C, zero_C, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
-        )
+        x_SNC = seen["current"]
+        zero_C, one_C = x_SNC.new_zeros(x_SNC.shape[2]), x_SNC.new_ones(x_SNC.shape[2])
+        to_current = zero_C, one_C, zero_C
     else:
-        sums_T6 = block.observe(x_SNC, kappa_T)
+        to_current = block.current_map(x_SNC)
+    neuron = block.neuron
+    sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend)
     means_T6 = sums_T6 / (shape.numel() // T)
     norms = block.norms(add)
     gamma_C = torch.cat([n.weight for n in norms]) if norms else torch.ones(1)
@@ -166,4 +183,15 @@ def _look(block: SpikingBlock, seen: dict[str, Any], shape: torch.Size, add: Cur
         gamma_bar=float(gamma_C.mean()),
         gamma_rms=float(gamma_C.square().mean().sqrt()),
         beta_bar=float(beta_C.mean()),
+        detail=LayerDetail(
+            potential=histogram(x_SNC, *to_current, neuron.tau, v_th=neuron.v_th, num_steps=T),
+            gamma_C=_short(gamma_C),
+            beta_C=_short(beta_C),
+        )
+        if detail
+        else None,
     )
+
+
+def _short(x_C: Tensor) -> list[float]:
+    return [float(f"{v:.5g}") for v in x_C.tolist()]

@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
+    "report": "one page with curves, widths, potentials, energy; several runs are compared",
     "runs": "list runs: method, data, accuracy, time",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",

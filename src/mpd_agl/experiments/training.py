@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from mpd_agl import records
-from mpd_agl.analysis import count_operations
+from mpd_agl.analysis import count_operations, energy, measure_activity
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
@@ -31,6 +31,8 @@ from mpd_agl.train.progress import Progress
 from mpd_agl.train.runfolder import RunFolder, now
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.trackers import build_trackers
+
+ENERGY_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ def _train(
             stepper=build.build_stepper(config, net, made.device),
             train=train,
             test=test,
-            observer=build_watch(net, config.monitor, spiking=not config.model.ann),
+            observer=build_watch(
+                net, config.monitor, spiking=not config.model.ann, steps=config.train.epochs * len(train)
+            ),
             display=display,
             trackers=trackers,
             folder=folder,
@@ -153,7 +157,9 @@ def _train(
         with _warnings_as_notes(folder, display):
             trainer.fit()
         ema = trainer.job.stepper.ema
-        _save_weights(net if ema is None else ema.net, folder.path / "model.safetensors")
+        trained = net if ema is None else ema.net
+        _save_weights(trained, folder.path / "model.safetensors")
+        record = record.with_(energy=measure_energy(made, trained))
     except BaseException as error:
         stopped = isinstance(error, Stopped)
         folder.log(f"{'stopped' if stopped else 'failed'}: {error or type(error).__name__}")
@@ -183,6 +189,20 @@ def _warnings_as_notes(folder: RunFolder, display: Display) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+def measure_energy(made: Plan, net: nn.Module) -> dict[str, Any] | None:
+    """Operations and energy per layer of the trained network on test samples, a fixed random choice; None for an ANN."""
+    if made.config.model.ann:
+        return None
+    assert isinstance(net, Network)
+    chosen = build.subset(made.test, min(ENERGY_SAMPLES, len(made.test)))
+    with build.build_test_loader(made.config, chosen).epoch(0) as batches:
+        inputs = [x for x, _ in batches]
+    static = inputs[0].dim() == 4
+    x = torch.cat(inputs, dim=0 if static else 1).to(made.device)
+    source = f"trained weights, {len(chosen)} test samples"
+    return energy(net, measure_activity(net, x), rates_from=source, static_input=static).to_dict()
 
 
 def _save_weights(net: nn.Module, path: Path) -> None:

@@ -8,19 +8,23 @@ from mpd_agl.analysis import Monitor, Snapshot
 from mpd_agl.experiments.config import MonitorConfig
 from mpd_agl.train.observe import Observation
 
+DETAILED = 32
+"""Snapshots of a run that hold histograms and every channel: metrics stay small however long it is."""
+
 
 class Watch:
     """Attaches a `Monitor` for every n-th step only: no cost in between, and evaluation is never looked at."""
 
-    def __init__(self, net: nn.Module, config: MonitorConfig) -> None:
+    def __init__(self, net: nn.Module, config: MonitorConfig, steps: int = 0) -> None:
         self.net, self.config = net, config
+        self.snapshots = -(-steps // config.every)
         self._monitor: Monitor | None = None
         self._warned: set[str] = set()
 
     def before(self, step: int) -> None:
         """Attach, if this step's turn has come."""
         if step % self.config.every == 0:
-            self._monitor = Monitor(self.net, every=1)
+            self._monitor = Monitor(self.net, every=1, detail=detailed(step // self.config.every, self.snapshots))
 
     def after(self, step: int) -> Observation | None:
         """Take the snapshot and detach."""
@@ -81,6 +85,18 @@ class NoWatch:
         """Nothing."""
 
 
+def detailed(index: int, count: int) -> bool:
+    """Whether a run's snapshot `index` of `count` is a detailed one: all of a few, else DETAILED, spread evenly, first and last included.
+
+    >>> sum(detailed(k, 1500) for k in range(1500)), detailed(0, 1500), detailed(1499, 1500), detailed(1, 1500)
+    (32, True, True, False)
+    """
+    if count <= DETAILED or index == 0:
+        return True
+    here, before = (k * (DETAILED - 1) // (count - 1) for k in (index, index - 1))
+    return here != before
+
+
 def mean(values: list[float]) -> float:
     """Over timesteps or layers."""
     return sum(values) / len(values)
@@ -95,6 +111,6 @@ def means(taken: Snapshot) -> dict[str, float]:
     }
 
 
-def build_watch(net: nn.Module, config: MonitorConfig, *, spiking: bool) -> Watch | NoWatch:
-    """The observer of a run."""
-    return Watch(net, config) if spiking and config.every else NoWatch()
+def build_watch(net: nn.Module, config: MonitorConfig, *, spiking: bool, steps: int = 0) -> Watch | NoWatch:
+    """The observer of a run of so many steps."""
+    return Watch(net, config, steps) if spiking and config.every else NoWatch()

@@ -144,20 +144,22 @@ class SpikingBlock(nn.Module):
         return s_TNC
 
     @torch.no_grad()
+    def current_map(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """mean_C, scale_C, beta_C of `i = (x - mean) scale + beta`, with the statistics that this block uses now for this x."""
+        norm, C = self.norm, x_SNC.shape[2]
+        if norm is None:
+            return x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C)
+        mean_C, var_C = norm.running_mean, norm.running_var
+        if self.training:
+            mean_C, var_C = kernels.moments(x_SNC, backend=self.neuron.backend)
+        return mean_C, norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps), norm.bias
+
+    @torch.no_grad()
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
         """`kernels.probe` of the synapses' output x over T = len(kappa_T) steps, with the statistics that this block uses now."""
-        norm, neuron = self.norm, self.neuron
-        C = x_SNC.shape[2]
-        if norm is None:
-            mean_C, scale_C, beta_C = x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C)
-        else:
-            mean_C, var_C = norm.running_mean, norm.running_var
-            if self.training:
-                mean_C, var_C = kernels.moments(x_SNC, backend=neuron.backend)
-            scale_C = norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps)
-            beta_C = norm.bias
+        neuron = self.neuron
         return kernels.probe(
-            x_SNC, mean_C, scale_C, beta_C, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
+            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
         )
 
 

@@ -37,6 +37,8 @@ class RunRecord:
     """The result: the last epoch's scores."""
     best_on_test: dict[str, Any] | None = None
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
+    energy: dict[str, Any] | None = None
+    """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
     failure: str | None = None
     clock: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -84,7 +86,7 @@ def read_record(path: Path) -> RunRecord:
     return RunRecord(**raw)
 
 
-_OPTIONAL = ("final", "best_on_test", "failure", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "failure", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

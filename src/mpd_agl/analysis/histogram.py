@@ -1,0 +1,48 @@
+"""Histograms of the membrane potential, per timestep, over a fixed range around the threshold."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpd_agl.kernels import plain
+
+BINS = 64
+REACH = 5.0
+"""The range is v_th +- REACH * v_th: -2 to 3 at v_th = 0.5, five standard deviations of an untrained layer's current."""
+MOST_VALUES = 2**17
+"""Values per timestep that are counted: a sample of the batch is enough for a picture, and costs a fraction of a step."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts per timestep: values under `low`, then `BINS` equal bins, then values from `high` on."""
+
+    low: float
+    high: float
+    count_TB: list[list[int]]
+    samples: int
+    """Samples of the batch that were counted, its first ones."""
+
+
+@torch.no_grad()
+def histogram(
+    x_SNC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, *, v_th: float, num_steps: int
+) -> Histogram:
+    """Of the potentials v_t before reset that the current `i = (x - mean) scale + beta` makes, t = 1..T.
+
+    >>> x_TNC = torch.tensor([[[-9.0, 0.51]], [[9.0, 0.4]]])
+    >>> h = histogram(x_TNC, torch.zeros(2), torch.ones(2), torch.zeros(2), torch.tensor(0.5), v_th=0.5, num_steps=2)
+    >>> h.low, h.high, [[(b, n) for b, n in enumerate(count_B) if n] for count_B in h.count_TB]
+    (-2.0, 3.0, [[(0, 1), (33, 1)], [(31, 1), (65, 1)]])
+    """
+    samples = max(1, min(x_SNC.shape[1], MOST_VALUES // x_SNC[0, 0].numel()))
+    x_SMC = x_SNC[:, :samples].movedim(2, -1).flatten(1, -2)
+    dtype = plain.compute_dtype(x_SMC)
+    mean_C, scale_C, beta_C, tau = (a.detach().to(dtype) for a in (mean_C, scale_C, beta_C, tau))
+    low, high = v_th * (1 - REACH), v_th * (1 + REACH)
+    counts = []
+    for v_MC in plain.potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps):
+        place = ((v_MC - low) * (BINS / (high - low))).floor().nan_to_num().clamp(-1, BINS).long() + 1
+        counts.append(torch.bincount(place.flatten(), minlength=BINS + 2).tolist())
+    return Histogram(low, high, counts, samples)

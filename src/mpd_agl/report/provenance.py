@@ -1,0 +1,69 @@
+"""Where a run's numbers come from, as tables."""
+
+from typing import Any
+
+from mpd_agl.report.runs import Run, flat
+from mpd_agl.report.section import Table
+
+
+def duration(seconds: float) -> str:
+    """For people.
+
+    >>> duration(29), duration(95), duration(7260)
+    ('29 s', '1 min 35 s', '2 h 01 min')
+    """
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
+
+
+def provenance(run: Run) -> Table:
+    """Code, versions, machine, data, seeds, times."""
+    r = run.record
+    commit = r.code.get("commit")
+    rows: list[tuple[str, Any]] = [
+        ("status", r.status),
+        ("commit", (commit + (", with changed files" if r.code.get("changed") else "")) if commit else "not known"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in r.versions.items())),
+        ("machine", ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in r.hardware.items())),
+        ("backend", r.backend),
+        ("network", ", ".join(f"{v:,} {k.replace('_', ' ')}" for k, v in r.network.items())),
+        ("seeds", ", ".join(f"{k} {v}" for k, v in r.seeds.items())),
+    ]
+    for split in ("train", "test"):
+        facts = flat(r.data[split])
+        rows.append((f"{split} data", f"{r.data['name']}, " + ", ".join(f"{k} {v}" for k, v in facts.items())))
+    clock = r.clock
+    rows += [(k, clock[k]) for k in ("started", "ended") if k in clock]
+    if "elapsed_s" in clock:
+        rows.append(("training time", duration(clock["elapsed_s"])))
+    return Table((), [(k, str(v)) for k, v in rows])
+
+
+def configuration(run: Run) -> Table:
+    """Every field."""
+    return Table((), [(k, str(v)) for k, v in flat(run.record.config).items()])
+
+
+def warned(run: Run) -> list[str]:
+    """The run's warnings, each layer's first one, with its epoch; and whether it still stands at the end."""
+    limits = run.record.config.get("monitor", {})
+    last = run.snapshots[-1]["layers"] if run.snapshots else {}
+    out, seen = [], set()
+    for w in run.warnings:
+        key = (w.get("kind"), w.get("layer"))
+        if key in seen:
+            continue
+        seen.add(key)
+        text = f"Epoch {w.get('epoch', '?')}: {w.get('text', 'a warning without words')}"
+        kind = {"silent": ("rate_T", "silent_below"), "unavailable": ("available_T", "available_below")}.get(
+            str(w.get("kind"))
+        )
+        if kind and w.get("layer") in last:
+            values = last[w["layer"]][kind[0]]
+            value = sum(values) / len(values)
+            now = "still so" if value < limits.get(kind[1], 0) else "recovered"
+            text += f"; {now} at the last snapshot ({100 * value:.2f} %)"
+        out.append(text + ".")
+    return out

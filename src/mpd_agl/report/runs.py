@@ -1,0 +1,195 @@
+"""What a report knows of a run: its record and its metrics, checked against each other."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.errors import InputError
+from mpd_agl.records import RunRecord, read_metrics, read_record
+
+EPOCH_KEYS = ("epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+LAYER_KEYS = (
+    *("rate_T", "available_T", "kappa_T", "mean_T", "var_T", "predicted_mean_T", "predicted_var_T"),
+    *("exact_mean_T", "exact_var_T", "rate_in", "tau", "gamma_bar", "beta_bar"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, read."""
+
+    path: Path
+    record: RunRecord
+    epochs: list[dict[str, Any]]
+    """The finished epochs' events, in order; at least one."""
+    snapshots: list[dict[str, Any]]
+    """The monitor's events, in order; none for an ANN."""
+    warnings: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know of the records: torn, not finished."""
+
+    @property
+    def name(self) -> str:
+        """As the record says."""
+        return self.record.name
+
+    @property
+    def method(self) -> str:
+        """The method, or `ann`."""
+        return "ann" if self.record.config["model"]["ann"] else str(self.record.config["method"])
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return int(self.record.config["model"]["num_steps"])
+
+    @property
+    def v_th(self) -> float:
+        """The threshold."""
+        return float(self.record.config["model"]["v_th"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch here is the run's last."""
+        return self.record.final is not None
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The result: scores of the last epoch that there is."""
+        return self.record.final or self.epochs[-1]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best epoch, chosen on the test set."""
+        return max((*self.epochs, self.last), key=lambda e: (e["test_accuracy"], -e["epoch"]))
+
+    @property
+    def planned_epochs(self) -> int:
+        """How many there are to be."""
+        return int(self.record.config["train"]["epochs"])
+
+    @property
+    def layers(self) -> list[str]:
+        """In network order."""
+        return list(self.snapshots[-1]["layers"]) if self.snapshots else []
+
+    @property
+    def detailed(self) -> list[dict[str, Any]]:
+        """Snapshots with histograms and every channel's gamma and beta."""
+        return [s for s in self.snapshots if all(layer.get("detail") for layer in s["layers"].values())]
+
+    def in_epochs(self, snapshot: dict[str, Any]) -> float:
+        """A snapshot's time in epochs: the weights it saw had been trained for so long."""
+        per_epoch = self.epochs[-1]["step"] / self.epochs[-1]["epoch"]
+        return float((snapshot["step"] - 1) / per_epoch)
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder, or say in one sentence why no report can be made of it."""
+    if not path.is_dir():
+        raise InputError(f"no run at {path}: the folder is not there. `mpd-agl runs` lists the runs.")
+    record = read_record(path / "record.json")
+    metrics = path / "metrics.jsonl"
+    events = list(read_metrics(metrics))
+    notes = []
+    if _torn(metrics):
+        notes.append("The last line of metrics.jsonl is torn (the run was killed while it wrote); it is left out.")
+    epochs = [e for e in events if e.get("event") == "epoch"]
+    snapshots = [e for e in events if e.get("event") == "monitor"]
+    _check(path, record, epochs, snapshots)
+    planned, done = record.config["train"]["epochs"], epochs[-1]["epoch"]
+    if record.final is None:
+        why = f" ({record.failure})" if record.failure else ""
+        state = {"failed": "The run failed", "stopped": "The run was stopped"}.get(
+            record.status, "The run is not finished"
+        )
+        notes.append(f"{state}{why}: {done} of {planned} epochs are done, and every number here is of epoch {done}.")
+    elif done < record.final["epoch"]:
+        notes.append(
+            f"metrics.jsonl ends at epoch {done}, the record at {record.final['epoch']}: the curves end early; the result is the record's."
+        )
+    warnings = [e for e in events if e.get("event") == "warning"]
+    return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
+
+
+def _torn(path: Path) -> bool:
+    tail = path.read_bytes().rpartition(b"\n")[2]
+    if not tail:
+        return False
+    try:
+        return not isinstance(json.loads(tail), dict)
+    except ValueError:
+        return True
+
+
+def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshots: list[dict[str, Any]]) -> None:
+    """Refuse records that this version cannot read or that contradict each other."""
+    if not epochs:
+        raise InputError(
+            f"run {path} has no finished epoch yet, so there is no result to report. Continue it with `mpd-agl train --resume {path}`."
+        )
+    config = record.config
+    wanted = {"model": ("ann", "num_steps", "v_th", "name", "width"), "train": ("epochs",), "data": ("name",)}
+    lost = [f"config.{s}.{k}" for s, keys in wanted.items() for k in keys if k not in config.get(s, {})]
+    lost += ["config.method"] if "method" not in config else []
+    lost += [f"epoch event's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]
+    if record.final is not None:
+        lost += [f"final.{k}" for k in EPOCH_KEYS if k != "lr" and k not in record.final]
+    layers = [layer for s in snapshots for layer in s.get("layers", {}).values()]
+    lost += [f"monitor event's {k}" for k in LAYER_KEYS if any(k not in layer for layer in layers)]
+    lost += ["monitor event's layers"] if any(not s.get("layers") or "step" not in s for s in snapshots) else []
+    if lost:
+        raise InputError(
+            f"the records of run {path} are another version's: {lost[0]} is missing. Read them with the version that wrote them."
+        )
+    if len({tuple(s["layers"]) for s in snapshots}) > 1 or [e["epoch"] for e in epochs] != list(
+        range(1, len(epochs) + 1)
+    ):
+        raise InputError(f"metrics.jsonl of run {path} is of more than one run. Train it again under another --name.")
+    final = record.final
+    same = final is None or all(
+        e["test_accuracy"] == final["test_accuracy"] for e in epochs if e["epoch"] == final["epoch"]
+    )
+    if final is not None and (not same or epochs[-1]["epoch"] > final["epoch"]):
+        raise InputError(
+            f"record.json and metrics.jsonl of run {path} tell different results for epoch {final['epoch']}. "
+            "Train it again under another --name."
+        )
+
+
+SAME_TEST = ("samples", "sha256", "subset_hash", "split_hash")
+"""Not the frames' own hash: the same recordings may be cut into another number of steps."""
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Refuse to lay runs side by side that were not tested on the same data."""
+    seen = [r.path.resolve() for r in runs]
+    if twice := [r.path for i, r in enumerate(runs) if r.path.resolve() in seen[:i]]:
+        raise InputError(f"run {twice[0]} is given twice. Name each run once.")
+    first = runs[0]
+    for other in runs[1:]:
+        a, b = first.record.data, other.record.data
+        if a["name"] != b["name"]:
+            raise InputError(
+                f"one comparison needs one data set, got {a['name']} ({first.path}) and {b['name']} ({other.path}). Make a report for each."
+            )
+        differ = [k for k in SAME_TEST if a["test"].get(k) != b["test"].get(k)]
+        if differ:
+            raise InputError(
+                f"{first.path} and {other.path} were tested on different samples of {a['name']} ({', '.join(differ)} differ). "
+                "Make a report for each."
+            )
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted names.
+
+    >>> flat({"seed": 1, "optim": {"lr": 0.1}})
+    {'seed': 1, 'optim.lr': 0.1}
+    """
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out

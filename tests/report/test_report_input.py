@@ -1,0 +1,123 @@
+"""Bad records: one sentence each, and never a page that claims more than there is."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from mpd_agl.cli import main
+from mpd_agl.errors import InputError
+from mpd_agl.report import build_page, check_comparable, read_run
+
+spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
+made = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(made)
+
+
+def test_another_versions_record(tmp_path):
+    run = made.write(tmp_path / "a", {**made.record(), "schema": 2})
+    with pytest.raises(InputError, match="has schema 2, and this version reads 1"):
+        read_run(run)
+
+
+def test_another_versions_metrics(tmp_path):
+    lines = made.events()
+    del lines[0]["layers"]["conv2"]["exact_var_T"]
+    with pytest.raises(InputError, match="another version's: monitor event's exact_var_T is missing"):
+        read_run(made.write(tmp_path / "a", lines=lines))
+    lines = [{k: v for k, v in e.items() if k != "test_loss"} for e in made.events()]
+    with pytest.raises(InputError, match="epoch event's test_loss is missing"):
+        read_run(made.write(tmp_path / "b", lines=lines))
+    table = made.record()
+    del table["config"]["model"]["v_th"]
+    with pytest.raises(InputError, match=r"config\.model\.v_th is missing"):
+        read_run(made.write(tmp_path / "c", table))
+
+
+def test_missing_run_and_missing_files(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith(f"mpd-agl: no run at {tmp_path / 'none'}")
+    run = made.write(tmp_path / "a")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match="no metrics at"):
+        read_run(run)
+    (run / "record.json").unlink()
+    with pytest.raises(InputError, match="no run record at"):
+        read_run(run)
+
+
+def test_torn_metrics_are_told_and_not_used(tmp_path):
+    lines = made.events(monitored=False)
+    whole = made.write(tmp_path / "whole", lines=lines)
+    torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"event": "epoch", "epo')
+    run = read_run(torn)
+    assert run.epochs == read_run(whole).epochs[:-1]
+    assert "The last line of metrics.jsonl is torn" in run.notes[0]
+    assert "ends at epoch 2, the record at 3" in run.notes[1]
+    page = build_page([run]).decode()
+    assert "The last line of metrics.jsonl is torn" in page
+    assert "91.00\N{NO-BREAK SPACE}%" in page  # the record's result stands
+    assert read_run(whole).notes == []
+    broken = made.write(tmp_path / "broken", lines=[])
+    (broken / "metrics.jsonl").write_text('{"event": "ep\n{"event": "epoch"}\n')
+    with pytest.raises(InputError, match=r"line 1 of .* is no JSON object"):
+        read_run(broken)
+
+
+def test_unfinished_run_says_so(tmp_path):
+    table = made.changed(made.record(), status="running", final=None, energy=None, config__train__epochs=9)
+    lines = made.events(monitored=False)
+    run = read_run(made.write(tmp_path / "a", table, lines, tail=b'{"ev'))
+    assert not run.finished
+    page = build_page([run]).decode()
+    assert "The run is not finished: 3 of 9 epochs are done, and every number here is of epoch 3." in page
+    assert "epoch 3 of 9, not finished" in page
+    assert "No energy: it is measured when a run finishes." in page
+    assert "last epoch (" not in page
+    failed = made.changed(table, status="failed", failure="training stopped at epoch 4: <nan>")
+    page = build_page([read_run(made.write(tmp_path / "b", failed, lines))]).decode()
+    assert "The run failed (training stopped at epoch 4: &lt;nan&gt;): 3 of 9 epochs are done" in page
+
+
+def test_no_finished_epoch(tmp_path):
+    run = made.write(tmp_path / "a", made.record(final=None, status="stopped"), made.events()[:1])
+    with pytest.raises(InputError, match=r"has no finished epoch yet.*--resume"):
+        read_run(run)
+
+
+def test_record_and_metrics_must_agree(tmp_path):
+    table = made.changed(made.record(), final__test_accuracy=0.99)
+    with pytest.raises(InputError, match="tell different results for epoch 3"):
+        read_run(made.write(tmp_path / "a", table))
+    with pytest.raises(InputError, match="tell different results for epoch 2"):
+        read_run(made.write(tmp_path / "b", made.record(epochs=2)))
+    with pytest.raises(InputError, match="of more than one run"):
+        read_run(made.write(tmp_path / "c", lines=[*made.events(), *made.events()]))
+
+
+def test_mixed_data_is_refused(tmp_path, capsys):
+    first = made.write(tmp_path / "a")
+    other = made.write(tmp_path / "b", made.changed(made.record(), data__name="cifar10"))
+    fewer = made.write(tmp_path / "c", made.changed(made.record(), data__test__samples=10))
+    out = tmp_path / "out.html"
+    assert main(["report", str(first), str(other), "-o", str(out)]) == 2
+    assert f"one comparison needs one data set, got mnist5k ({first}) and cifar10" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"different samples of mnist5k \(samples differ\)"):
+        build_page([read_run(first), read_run(fewer)])
+    with pytest.raises(InputError, match="is given twice"):
+        check_comparable([read_run(first), read_run(tmp_path / "b" / ".." / "a")])
+    assert not out.exists()
+
+
+def test_places_that_cannot_be_written(tmp_path, capsys):
+    run = made.write(tmp_path / "a", lines=made.events(monitored=False))
+    assert main(["report", str(run), "-o", str(tmp_path)]) == 2
+    assert "is a folder. Name a file" in capsys.readouterr().err
+    assert main(["report", str(run), "-o", str(tmp_path / "no" / "x.html")]) == 2
+    assert "no folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(run), "--figures", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+    with pytest.raises(InputError, match="at least one run"):
+        build_page([])
