@@ -38,13 +38,29 @@ def test_full_size_resnet19_has_the_papers_numbers(capsys):
     assert report["totals"]["paper"]["multiplies"] == 7_083_008
 
 
-def test_checkpoint(capsys, tmp_path):
+def test_weights_from_a_file(capsys, tmp_path):
     torch.manual_seed(0)
     net = create_model("resnet19", width=0.0625, image_size=16)
-    save_weights(net, tmp_path / "model.safetensors")
-    for path in (tmp_path, tmp_path / "model.safetensors"):
-        assert main([*SMALL, "--checkpoint", str(path), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["rates_from"].startswith("trained weights")
+    file = tmp_path / "net.safetensors"
+    save_weights(net, file)
+    assert main([*SMALL, "--checkpoint", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rates_from"].startswith("weights net.safetensors, 8 random inputs")
+
+
+def test_a_runs_own_network_and_test_data(capsys, tmp_path):
+    train = ["train", "--preset", "demo", "--name", "r", "--runs-dir", str(tmp_path), "--quiet", "--train.epochs", "1"]
+    small = ["--model.width", "0.03125", "--data.train-samples", "100", "--data.test-samples", "50"]
+    assert main([*train, *small]) == 0
+    capsys.readouterr()
+    run = str(tmp_path / "r")
+    assert main(["energy", "cnn8", "--checkpoint", run, "--json", "--samples", "20"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["rates_from"].endswith("20 test samples of mnist5k")
+    assert report["layers"][0]["macs"] == 1 * 2 * 9 * 28 * 28
+    assert main(["energy", "resnet19", "--checkpoint", run]) == 2
+    assert "is a run of cnn8, got MODEL resnet19" in capsys.readouterr().err
+    assert main(["energy", "cnn8", "--checkpoint", run, "--width", "1"]) == 2
+    assert "was trained with --width 0.03125, got 1.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mpd_agl.analysis import EnergyReport
+    from mpd_agl.models import Network
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,8 +25,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-steps", type=int, metavar="T", help="timesteps (default: the network's own)")
     p.add_argument("--dataset-shape", metavar="C,H,W", help="input shape, e.g. 3,32,32 (default: the network's own)")
     p.add_argument("--num-classes", type=int, help="classes (default: the network's own)")
-    p.add_argument("--width", type=float, default=1.0, help="multiplies every layer's channels (default 1)")
-    p.add_argument("--method", default="mpd-agl", help="method, e.g. mpd-agl, lsg, stbp-tdbn (default mpd-agl)")
+    p.add_argument("--width", type=float, help="multiplies every layer's channels (default 1)")
+    p.add_argument("--method", help="method, e.g. mpd-agl, lsg, stbp-tdbn (default mpd-agl)")
     p.add_argument(
         "--checkpoint", type=Path, metavar="RUN", help="weights: a .safetensors file, or a run folder that holds one"
     )
@@ -50,7 +54,61 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     if a.samples < 1:
         raise InputError(f"--samples must be at least 1, got {a.samples}.")
-    options = {"width": a.width, "method": a.method}
+
+    from mpd_agl.analysis import energy, measure_activity
+
+    of_run = a.checkpoint is not None and a.checkpoint.is_dir()
+    net, x, source = _from_run(a) if of_run else _from_options(a)
+    frames = x.dim() == 5
+    report = energy(net, measure_activity(net, x), rates_from=source, static_input=not frames)
+    if a.json:
+        print(json.dumps(report.to_dict(), indent=1))
+        return 0
+    print_table(report, a.checkpoint is not None)
+    return 0
+
+
+def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
+    """The network, weights and test data of a run."""
+    from mpd_agl.experiments import build
+    from mpd_agl.experiments.trained import load_run
+
+    trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
+    net = trained.net
+    if net.name != a.model:
+        raise InputError(
+            f"{a.checkpoint} is a run of {net.name}, got MODEL {a.model}. Type: mpd-agl energy {net.name} ..."
+        )
+    for option, given, own in (
+        ("--width", a.width, net.options.width),
+        ("--method", a.method, net.options.method),
+        ("--num-classes", a.num_classes, net.options.num_classes),
+        (
+            "--dataset-shape",
+            a.dataset_shape and parse_shape(a.dataset_shape),
+            (net.options.in_channels, net.options.image_size),
+        ),
+    ):
+        if given is not None and given != own:
+            raise InputError(f"{a.checkpoint} was trained with {option} {own}, got {given}. Leave {option} out.")
+    net.num_steps = a.num_steps or net.num_steps
+    data = build.build_data(trained.config, "test", num_steps=net.num_steps)
+    loader = build.build_test_loader(trained.config, data)
+    parts = []
+    for x, _ in loader.epoch(0):
+        parts.append(x)
+        if sum(p.shape[-4] for p in parts) >= a.samples:
+            break
+    import torch
+
+    x = torch.cat(parts, dim=-4)
+    x = x[: a.samples] if x.dim() == 4 else x[:, : a.samples]
+    return net, x, f"weights {trained.weights} of {a.checkpoint}, {x.shape[-4]} test samples of {data.name}"
+
+
+def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
+    """A network from the command line's options, on random inputs."""
+    options: dict[str, Any] = {"width": a.width or 1.0, "method": a.method or "mpd-agl"}
     if a.num_steps is not None:
         options["num_steps"] = a.num_steps
     if a.num_classes is not None:
@@ -60,18 +118,17 @@ def run(argv: list[str]) -> int:
 
     import torch
 
-    from mpd_agl.analysis import energy, measure_activity
     from mpd_agl.models import create_model, load_weights
     from mpd_agl.nn import TdBatchNorm
 
     torch.manual_seed(a.seed)
     net = create_model(a.model, **options)
     if a.checkpoint is not None:
-        load_weights(net, weights_in(a.checkpoint))
+        load_weights(net, a.checkpoint)
     o = net.options
-    frames = o.in_channels == 2  # event data: two polarities
     shape = (a.samples, o.in_channels, o.image_size, o.image_size)
-    x = torch.randint(0, 2, (o.num_steps, *shape)).float() if frames else torch.randn(shape)
+    events = o.in_channels == 2  # two polarities
+    x = torch.randint(0, 2, (o.num_steps, *shape)).float() if events else torch.randn(shape)
     if a.checkpoint is None:
         # an untrained network's running statistics are not those of its currents: one batch sets them
         with torch.no_grad():
@@ -79,27 +136,8 @@ def run(argv: list[str]) -> int:
             for norm in (m for m in net.modules() if isinstance(m, TdBatchNorm)):
                 norm.momentum = 1.0
             net(x if a.samples > 1 else torch.cat([x, x], dim=-4))
-    source = "trained weights" if a.checkpoint else "untrained weights"
-    rates_from = f"{source}, {a.samples} random inputs, seed {a.seed}"
-    report = energy(net, measure_activity(net, x), rates_from=rates_from, static_input=not frames)
-    if a.json:
-        print(json.dumps(report.to_dict(), indent=1))
-        return 0
-    print_table(report, a.checkpoint is not None)
-    return 0
-
-
-def weights_in(path: Path) -> Path:
-    """The weights that `--checkpoint` names: the file itself, or the newest in a run folder."""
-    if path.is_dir():
-        found = sorted(path.rglob("*.safetensors"), key=lambda f: f.stat().st_mtime)
-        models = [f for f in found if "model" in f.name] or found
-        if not models:
-            raise InputError(
-                f"no weights in {path}: no .safetensors file. Give a run folder of `mpd-agl train`, or a file."
-            )
-        return models[-1]
-    return path
+    weights = "untrained weights" if a.checkpoint is None else f"weights {a.checkpoint.name}"
+    return net, x, f"{weights}, {a.samples} random inputs, seed {a.seed}"
 
 
 def print_table(report: "EnergyReport", trained: bool) -> None:
