@@ -51,6 +51,13 @@ def spikingjelly(net: Network) -> Network:
     return out
 
 
+@torch.no_grad()
+def agree(net: Network, x: Tensor) -> bool:
+    """Whether the rebuilt network gives our logits in float64, where no potential is within rounding of the threshold."""
+    ours, theirs = copy.deepcopy(net).double(), spikingjelly(net).double()
+    return torch.allclose(ours(x.double()), theirs(x.double()), rtol=1e-6, atol=1e-9)
+
+
 def reset(net: nn.Module) -> None:
     from spikingjelly.activation_based import functional
 
