@@ -42,7 +42,10 @@ def test_fortran_order_and_byte_order_are_kept():
     assert back[1].tolist() == [0, 1, 2, 3, 4]
 
 
-def python2_pickle(shape=(2, 3), content=bytes(range(6)), code=b"u1", module=b"numpy.core.multiarray") -> bytes:
+SIX_BYTES = bytes(range(6))
+
+
+def python2_pickle(shape=(2, 3), content=SIX_BYTES, code=b"u1", module=b"numpy.core.multiarray") -> bytes:
     """The instructions that Python 2 and NumPy 1 wrote into CIFAR's files."""
     return (
         b"\x80\x02}U\x04datac" + module + b"\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R("
