@@ -54,6 +54,7 @@ def test_finite_at_any_size(name, dtype):
         assert torch.isfinite(out).all()
         assert (out >= 0).all()
         assert float(out[0]) == pytest.approx(0.0, abs=1e-3)
+        assert torch.isfinite(SURROGATES[name].grad_kappa(u, torch.tensor(kappa, dtype=dtype))).all()
 
 
 def test_spike_fires_at_the_threshold_and_takes_both_gradients():

@@ -269,6 +269,26 @@ def test_auto_says_once_which_and_why(caplog, monkeypatch):
     _auto.cache_clear()
 
 
+def test_an_empty_input_is_a_sentence():
+    with pytest.raises(InputError, match=r"at least one value, got an empty input of shape \(2, 0, 5\)"):
+        neuron(torch.empty(2, 0, 5), torch.tensor(0.2), torch.ones(2), num_steps=2)
+
+
+def test_a_users_own_surrogate_runs_in_pytorch():
+    from mpd_agl.core import Triangular
+
+    class Own(Triangular):
+        name = "own"
+
+    i = torch.randn(2, 6, 3, requires_grad=True)
+    args = (torch.tensor(0.2), torch.ones(2))
+    want = torch.autograd.grad(neuron(i, *args, num_steps=2, surrogate="triangular", backend="eager").sum(), i)
+    got = torch.autograd.grad(neuron(i, *args, num_steps=2, surrogate=Own()).sum(), i)
+    assert torch.equal(got[0], want[0])
+    with pytest.raises(InputError, match="backend 'native' knows the surrogates .* got 'own'. Use backend='eager'"):
+        neuron(i, *args, num_steps=2, surrogate=Own(), backend="native")
+
+
 def test_steps_and_widths_must_agree():
     with pytest.raises(
         InputError, match="over 3 timesteps takes an input of 3 or 1 timesteps and 3 widths, got an input of 2"

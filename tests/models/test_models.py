@@ -279,6 +279,10 @@ def test_weights_round_trip_and_refuse_another_network(tmp_path):
         (lambda: small(tau=1.0), "must lie between 0 and 1, got 1.0"),
         (lambda: small(init="xavier"), "unknown init 'xavier'"),
         (lambda: small(block="sewe"), "unknown block 'sewe'. Did you mean 'sew'"),
+        (
+            lambda: small("resnet19", block="zheng", method="deeptage"),
+            "takes its width from the potentials of one current",
+        ),
         (lambda: small("vgg13", image_size=16), "needs image_size of at least 32, got 16"),
         (
             lambda: small()(torch.randn(3, 16, 16)),

@@ -129,6 +129,17 @@ def test_non_positive_gamma_bar_warns_once_and_trains_on():
     assert all(torch.isfinite(p.grad).all() for p in block.parameters())
 
 
+@pytest.mark.parametrize(("method", "start", "parameter"), [("psg", 0.001, "kappa"), ("asgl", 1000.0, "slope")])
+def test_a_learnable_width_out_of_bounds_is_kept_within_and_can_come_back(method, start, parameter):
+    block = conv_block(method)
+    with torch.no_grad():
+        getattr(block.width, parameter).fill_(start)
+    kappa_T = block.kappa(2)
+    assert kappa_T.detach().tolist() == pytest.approx([core.KAPPA_MIN * 0.5] * 2)
+    kappa_T.sum().backward()
+    assert float(getattr(block.width, parameter).grad) != 0
+
+
 def test_asgl_mixes_in_training_and_spikes_in_evaluation():
     block = conv_block("asgl")
     images = torch.randn(1, 8, 3, 8, 8)
@@ -237,6 +248,7 @@ def test_fold_gives_the_same_spikes():
         differ = folded(s_TNC) != block(s_TNC)
     assert int(differ.sum()) <= s_TNC.numel() // 100_000 + 1
     assert folded.norm is None
+    assert torch.equal(folded(s_TNC), folded(s_TNC))  # with gradients enabled too
     assert block.norm is not None
 
 

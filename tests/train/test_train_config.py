@@ -43,7 +43,7 @@ def test_the_papers_recipes(name: str) -> None:
     assert (c.train.epochs, c.train.batch_size, c.optim.schedule) == (150, 50 if dvs else 100, "cosine")
     assert (c.optim.name, c.optim.lr) == (("adam", 1e-3) if adam else ("sgd", 0.1))
     assert (c.loss.name, c.loss.tet_lambda) == ("tet" if adam else "ce", 1e-3)
-    assert c.optim.weight_decay == (0.0 if adam else 5e-4 if dvs else 1e-4)
+    assert c.optim.weight_decay == (0.0 if adam else 1e-4)
     assert c.optim.decay_on == "all"
     policy = "imagenet" if c.data.name == "tinyimagenet" else "cifar"
     assert c.data.augment == (("flip", "roll=5") if dvs else ("crop=4", "flip", f"autoaugment={policy}"))

@@ -31,7 +31,8 @@ class Surrogate(ABC):
 
     def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """dH/dkappa: H depends on u/kappa alone, so it is `-(u/kappa) * h(u; kappa)`. Used by learnable widths."""
-        return -(u / kappa) * self.grad(u, kappa)
+        h = self.grad(u, kappa)
+        return torch.where(h == 0, 0.0, -(u / kappa) * h)  # far out u/kappa may overflow where h is 0
 
     def is_available(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """Where the gradient-available interval `|u| < kappa/2` holds (Eq. 6); the same interval for every shape."""
@@ -123,7 +124,8 @@ class ArctanPeak(Surrogate):
     def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """dH/dkappa of that soft step."""
         r = u * math.pi / kappa
-        return 0.5 + torch.atan(r) / math.pi - (u / kappa) / (1 + r * r)
+        h = self.grad(u, kappa)
+        return 0.5 + torch.atan(r) / math.pi - torch.where(h == 0, 0.0, (u / kappa) * h)
 
 
 SURROGATES: dict[str, Surrogate] = {s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())}

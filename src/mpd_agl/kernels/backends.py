@@ -58,6 +58,9 @@ def _native(operators: bool) -> Backend:
 
 @cache
 def _compiled() -> Backend:
+    # one graph per layer shape and batch size: past torch's default of 8 it would fall back to eager silently
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
+
     def compile_(function: Callable[..., Any]) -> Any:
         return torch.compile(function, dynamic=False)
 

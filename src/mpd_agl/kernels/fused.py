@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mpd_agl.core import Surrogate, get_surrogate
+from mpd_agl.core import SURROGATES, Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native, plain
 from mpd_agl.kernels.backends import Backend, resolve
@@ -98,6 +98,8 @@ class _Fused(torch.autograd.Function):
 
 def _rows(x_SNC: Tensor) -> Tensor:
     """x as [S][rows][C]: a view of channels_last memory, a copy of any other."""
+    if x_SNC.numel() == 0:
+        raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x_SNC.shape)}.")
     if x_SNC.dim() == 3:
         return x_SNC.contiguous()
     if x_SNC.dim() == 5:
@@ -146,6 +148,17 @@ def _run(
     return _back(s_TMC.to(x_SNC.dtype), x_SNC.shape), mean, var
 
 
+def _resolve_for(surrogate: Surrogate, backend: str, x: Tensor) -> Backend:
+    """The backend, where it knows the surrogate: a user's own shape runs in PyTorch, and `native` says so."""
+    if type(surrogate) in [type(known) for known in SURROGATES.values()]:
+        return resolve(backend, x.device, x.dtype)
+    if backend == "native":
+        raise InputError(
+            f"backend 'native' knows the surrogates {', '.join(SURROGATES)}, got {surrogate.name!r}. Use backend='eager' for your own."
+        )
+    return resolve("eager" if backend == "auto" else backend, x.device, x.dtype)
+
+
 def tdbn_neuron(
     x_SNC: Tensor,
     gamma_C: Tensor,
@@ -171,8 +184,9 @@ def tdbn_neuron(
     them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
     and the spikes come back in x's dtype.
     """
-    resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
-    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, get_surrogate(surrogate), detach_reset, resolved)
+    shape = get_surrogate(surrogate)
+    resolved = _resolve_for(shape, backend, x_SNC)
+    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved)
     return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, plus_TNC, step)
 
 
@@ -189,8 +203,9 @@ def neuron(
     backend: str = "auto",
 ) -> Tensor:
     """Spikes of `lif(i)` alone: the same function with an identity in place of tdBN."""
-    resolved = resolve(backend, i_SNC.device, i_SNC.dtype)
-    step = _Step(num_steps, v_th, 1.0, 0.0, False, get_surrogate(surrogate), detach_reset, resolved)
+    shape = get_surrogate(surrogate)
+    resolved = _resolve_for(shape, backend, i_SNC)
+    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved)
     C = i_SNC.shape[2]
     one_C, zero_C = i_SNC.new_ones(C, dtype=torch.float32), i_SNC.new_zeros(C, dtype=torch.float32)
     return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, plus_TNC, step)[0]

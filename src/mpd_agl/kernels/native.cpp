@@ -233,7 +233,7 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
     double *part_tau = allocate<double>(plane.chunks), *part_kappa = allocate<double>(plane.chunks * T);
 #pragma omp parallel
     {
-        float *__restrict v = allocate<float>((T + 1) * P);  // v[t+1] is v_t; v[0] is rest
+        float *__restrict v = allocate<float>(T * P);
         float *__restrict next = allocate<float>(P), *__restrict total = allocate<float>(P);
         float *__restrict acc = allocate<float>(P), *__restrict acc_x = allocate<float>(P), *__restrict acc_tau = allocate<float>(P);
         float *__restrict acc_kappa = allocate<float>(P * (KAPPA ? T : 1));
@@ -284,7 +284,7 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
                     // v again: Eq. 2-3
                     for (int64_t t = 0; t < T; t++) {
                         const float *__restrict row = x + t * x_step + at;
-                        const float *__restrict old = v + (t - 1) * P;
+                        const float *__restrict old = v + (t > 0 ? t - 1 : 0) * P;
                         float *__restrict now = v + t * P;
                         if (t == 0) {
                             LOOP(int64_t p = 0; p < count; p++) now[p] = (row[p] - mean[p]) * scale[p] + beta[p];

@@ -51,6 +51,10 @@ class NetworkOptions:
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
             raise unknown_name("block", self.block, ("sew", "zheng"))
+        if self.block == "zheng" and self.method == "deeptage":
+            raise InputError(
+                "method 'deeptage' takes its width from the potentials of one current, got block='zheng', which adds two. Use sew."
+            )
 
     def channels(self, count: int) -> int:
         """A layer's channels at this width, at least 1."""

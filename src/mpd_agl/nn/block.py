@@ -110,7 +110,9 @@ class SpikingBlock(nn.Module):
         """Spikes of T steps. `plus` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
         T = num_steps or s_SNC.shape[0]
         x_SNC = over_time(self.conv, s_SNC)
-        if not torch.is_grad_enabled():  # no gradient, no width: inference costs nothing
+        if (
+            not torch.is_grad_enabled() or self.norm is None
+        ):  # no gradient, or folded: no width, inference costs nothing
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
             kappa_T = self.kappa(T, add=add, x_SNC=x_SNC)

@@ -50,12 +50,16 @@ class Neuron(nn.Module):
         """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T)."""
         if self.is_noisy:
             i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
+            i_TNC = i_TNC.to(
+                torch.promote_types(i_SNC.dtype, torch.float32)
+            )  # under autocast too the membrane is float32
 
             def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
                 keep = (torch.rand_like(u) >= self.noise).to(u.dtype)
                 return noisy_spike(u, kappa, keep, self.surrogate)
 
-            return lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)[0]
+            s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
+            return s_TNC.to(i_SNC.dtype)
         return kernels.neuron(
             i_SNC,
             self.tau,

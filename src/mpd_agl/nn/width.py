@@ -4,6 +4,7 @@
 the neuron), the neuron, and T. kappa_T carries no gradient, except where the rule's own parameter is the width.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -68,7 +69,8 @@ class MPDWidth(Width):
     """The adaptive gradient rule (Eq. 7): `kappa_t = 2 std_t` of the predicted potential.
 
     `moments="paper"` takes gamma_bar as Eq. 7 stands, `"exact"` the mixture's own variance. Where gamma_bar <= 0 the paper's rule has no
-    meaning; |gamma_bar| is used, kappa is kept from zero (`core.mpd_width`), and a warning says so once per layer.
+    meaning; |gamma_bar| is used, kappa is kept from zero (`core.mpd_width`), and a warning says so once per layer (on a CPU;
+    on a GPU the monitors show gamma_bar).
     """
 
     def __init__(self, moments: Moments = "paper") -> None:
@@ -121,6 +123,11 @@ class QuantileWidth(Width):
         return torch.cat([kappa[:1], kappa[1:].expand(num_steps - 1)])
 
 
+def _within(parameter: Tensor, low: float, high: float) -> Tensor:
+    """The parameter's value kept in [low, high], its gradient passed on unchanged: it can come back from outside."""
+    return parameter + (parameter.clamp(low, high) - parameter).detach()
+
+
 class LearnableWidth(Width):
     """PSG (Wang et al. 2025): the layer's width is itself a parameter, learned through dH/dkappa of the soft step."""
 
@@ -132,7 +139,7 @@ class LearnableWidth(Width):
 
     def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
         """The parameter, kept from zero."""
-        return self.kappa.clamp_min(core.KAPPA_MIN * neuron.v_th).reshape(1).expand(num_steps)
+        return _within(self.kappa, core.KAPPA_MIN * neuron.v_th, math.inf).reshape(1).expand(num_steps)
 
 
 class SlopeWidth(Width):
@@ -147,7 +154,7 @@ class SlopeWidth(Width):
     def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""
         low = core.KAPPA_MIN * neuron.v_th
-        return (1 / self.slope.clamp(low, 1 / low)).reshape(1).expand(num_steps)
+        return (1 / _within(self.slope, low, 1 / low)).reshape(1).expand(num_steps)
 
 
 class DeepTAGEWidth(Width):

@@ -28,5 +28,5 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, tensors: 
         if value.shape == parameter.shape and value.dim():
             placed = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         else:
-            placed = value.clone()
+            placed = value.clone() if what == "step" else value.to(parameter.device, copy=True)
         optimizer.state[parameter][what] = placed
