@@ -247,6 +247,10 @@ def test_weights_round_trip_and_refuse_another_network(tmp_path):
     load_weights(other, file)
     assert torch.equal(other(x), net(x))
     assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+    first = file.read_bytes()
+    for _ in range(8):
+        save_weights(net, file)
+        assert file.read_bytes() == first  # the same weights, the same bytes
     before = {k: v.clone() for k, v in small("resnet19").state_dict().items()}
     wrong = small("resnet19")
     with pytest.raises(InputError, match=r"written by cnn8\) does not fit this resnet19: \d+ tensors missing \(first "):

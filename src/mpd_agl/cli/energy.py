@@ -146,7 +146,8 @@ def print_table(report: "EnergyReport", trained: bool) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    table = Table(title=f"{report.model}, T={report.num_steps}: operations of one inference (millions)")
+    title = f"{report.model}, T={report.num_steps}: operations of one inference (millions)"
+    table = Table(title=title, box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "input", "rate in", "ANN MACs", "#Add.", "#Multi.", "uJ"):
         table.add_column(name, justify="left" if name in ("layer", "input") else "right", no_wrap=True)
     for r in report.rows:

@@ -18,10 +18,19 @@ def save_weights(net: Network, path: str | Path) -> None:
     beside = target.with_name(target.name + ".tmp")
     state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
     try:
-        save_file(state, beside, metadata={"model": net.name, "options": json.dumps(vars(net.options))})
+        # one key: safetensors writes several in no fixed order, and the same weights are to give the same bytes
+        about = {"model": net.name, "options": vars(net.options)}
+        save_file(state, beside, metadata={"mpd_agl": json.dumps(about, sort_keys=True)})
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _model_in(metadata: dict[str, str]) -> str:
+    try:
+        return str(json.loads(metadata["mpd_agl"])["model"])
+    except (ValueError, KeyError, TypeError):
+        return "another program"
 
 
 def load_weights(net: Network, path: str | Path) -> None:
@@ -49,7 +58,7 @@ def load_weights(net: Network, path: str | Path) -> None:
         if differ:
             k = differ[0]
             parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
-        of = f" (it was written by {metadata['model']})" if "model" in metadata else ""
+        of = f" (it was written by {_model_in(metadata)})" if "mpd_agl" in metadata else ""
         raise InputError(
             f"{source}{of} does not fit this {net.name}: {'; '.join(parts)}. Create the model with the options it was trained with."
         )

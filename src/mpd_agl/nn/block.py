@@ -108,7 +108,8 @@ class SpikingBlock(nn.Module):
         add_from: Tensor | None = None,
     ) -> Tensor:
         """Spikes of T steps. `plus` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
-        T = num_steps or s_SNC.shape[0]
+        T = s_SNC.shape[0] if num_steps is None else num_steps
+        self._check(s_SNC, T)
         x_SNC = over_time(self.conv, s_SNC)
         if (
             not torch.is_grad_enabled() or self.norm is None
@@ -144,6 +145,22 @@ class SpikingBlock(nn.Module):
         if self.training:
             self.norm.track(mean_C, var_C, T * x_SNC[0].numel() // x_SNC.shape[2])
         return s_TNC
+
+    def _check(self, s_SNC: Tensor, num_steps: int) -> None:
+        flat = isinstance(self.conv, nn.Linear)
+        wanted = self.conv.weight.shape[1] if flat else self.conv.in_channels  # type: ignore[index]
+        if num_steps < 1:
+            raise InputError(f"num_steps must be at least 1, got {num_steps}. Use num_steps=2, as the paper does.")
+        if s_SNC.dim() != (3 if flat else 5) or s_SNC.shape[2] != wanted or s_SNC.shape[0] not in (1, num_steps):
+            shape = f"({num_steps}, N, {wanted})" if flat else f"({num_steps}, N, {wanted}, H, W)"
+            raise InputError(
+                f"this block takes {shape}, or 1 timestep that stands for {num_steps}, got {tuple(s_SNC.shape)}. "
+                "A batch of images gets its time axis by images.unsqueeze(0)."
+            )
+        if not s_SNC.is_floating_point():
+            raise InputError(
+                f"this block takes floating-point input, got {s_SNC.dtype}. Scale it first, e.g. x.float() / 255."
+            )
 
     @torch.no_grad()
     def current_map(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,7 +48,12 @@ class TdBatchNorm(nn.Module):
 
     @torch.no_grad()
     def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
-        """`core.update_running`, in place: from a batch's moments over `count` values per channel."""
+        """`core.update_running`, in place: from a batch's moments over `count` values per channel; NaN is refused (on a CPU)."""
+        looks = mean_C.device.type == "cpu" and not torch.compiler.is_compiling()
+        if looks and not torch.isfinite(mean_C.sum() + var_C.sum()):
+            raise InputError(
+                "the input of a tdBN layer holds NaN or Inf while training. Check the data and the learning rate."
+            )
         self.running_mean.lerp_(mean_C, self.momentum)
         self.running_var.lerp_(var_C * (count / (count - 1)), self.momentum)
         self.num_batches_tracked.add_(1)
