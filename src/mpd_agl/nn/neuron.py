@@ -40,6 +40,11 @@ class Neuron(nn.Module):
             raise unknown_name("backend", backend, kernels.BACKENDS)
         self.v_th, self.detach_reset, self.noise, self.backend = v_th, detach_reset, noise, backend
         self.surrogate = get_surrogate(surrogate).name
+        self._set_decay(tau)
+
+    def _set_decay(self, tau: float) -> None:
+        """Keep the decay as the neuron's own kind: a buffer or a parameter."""
+        raise InputError("Neuron is the base of LIF and PLIF; use one of them.")
 
     @property
     def is_noisy(self) -> bool:
@@ -83,38 +88,14 @@ class LIF(Neuron):
     torch.Size([4, 2, 8])
     """
 
-    def __init__(
-        self,
-        *,
-        tau: float = 0.2,
-        v_th: float = 0.5,
-        surrogate: str = "rectangular",
-        detach_reset: bool = False,
-        noise: float = 0.0,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(
-            tau=tau, v_th=v_th, surrogate=surrogate, detach_reset=detach_reset, noise=noise, backend=backend
-        )
+    def _set_decay(self, tau: float) -> None:
         self.register_buffer("tau", torch.tensor(float(tau)))
 
 
 class PLIF(Neuron):
     """LIF with one learnable decay per layer: `tau = sigmoid(rho)` (Eq. 8; Fang et al. 2021)."""
 
-    def __init__(
-        self,
-        *,
-        tau: float = 0.2,
-        v_th: float = 0.5,
-        surrogate: str = "rectangular",
-        detach_reset: bool = False,
-        noise: float = 0.0,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(
-            tau=tau, v_th=v_th, surrogate=surrogate, detach_reset=detach_reset, noise=noise, backend=backend
-        )
+    def _set_decay(self, tau: float) -> None:
         self.rho = nn.Parameter(torch.tensor(math.log(tau / (1 - tau))))
 
     @property
