@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
+    "reproduce": "the paper's tables and figures, its numbers beside ours; continues where it was stopped",
     "runs": "list runs: method, data, accuracy, time",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
