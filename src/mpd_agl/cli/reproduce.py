@@ -140,7 +140,7 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
         section = show(request, groups)
         files = write(request, groups, section, a.runs_dir / request.scale)
         _print(section)
-        print(f"files: {', '.join(str(f) for f in files)}")
+        print(f"written to {files[0].parent}: {', '.join(f.name for f in files)}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Figure 2: the affine parameters of tdBN drift while an 8-layer network learns."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mpd_agl.experiments.study import Group, Setting, Study, per_method
 from mpd_agl.report.layers import affine
@@ -17,7 +18,7 @@ def settings(methods: Sequence[str]) -> list[Setting]:
 def show(groups: Sequence[Group]) -> Section:
     """Layer means on top, all channels of the first layer below; one run."""
     found = affine(groups[0].first)
-    panels = sorted((p for p in found.panels if p.key in PANELS), key=lambda p: PANELS.index(p.key))
+    panels = [replace(p, key=f"fig-affine-{key}") for key in PANELS for p in found.panels if p.key == key]
     notes = [*found.notes, f"Method {groups[0].method}, seed {min(groups[0].runs)}."]
     return Section("fig-affine", STUDY.title, found.sentence, panels, notes=notes)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mpd_agl.experiments.bars import colour, style_of
 from mpd_agl.experiments.study import COMPARED, Group, Setting, Study, find, label, per_method
@@ -53,15 +54,15 @@ def show(groups: Sequence[Group]) -> Section:
             y = over_seeds(g, lambda run: [mean(a) for a in series(run, seventh, "available_T")])
             _line(axes[2], g, times(g.first), y)
         draw.epochs(axes[2], times(groups[0].first)[-1])
-        axes[2].set_title(f"(c) Gradient-available share, layer {LAYER} ({draw.plain(seventh)})")
+        axes[2].set_title(f"(c) Gradient-available share, layer {LAYER}")
         draw.percent(axes[2].yaxis)
         for ax, method, letter in ((axes[3], "mpd-agl", "d"), (axes[4], "lsg", "e")):
             _widths(ax, find(groups, method), layers, f"({letter}) Width per layer, {label(method)}")
         for g in groups:
             y = [mean([at_end(run, name, "available_T") for run in g.runs.values()]) for name in layers]
             _line(axes[5], g, range(1, len(layers) + 1), y)
-        axes[5].set_title("(f) Gradient-available share per layer, last epoch")
-        axes[5].set_xlabel("layer")
+        axes[5].set_title("(f) Gradient-available share per layer")
+        _layer_axis(axes[5])
         draw.percent(axes[5].yaxis)
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(handles)))
@@ -83,7 +84,7 @@ def _epochs(axes: Axes, groups: Sequence[Group], key: str, title: str) -> None:
 
 def _widths(axes: Axes, group: Group | None, layers: Sequence[str], title: str) -> None:
     axes.set_title(title)
-    axes.set_xlabel("layer")
+    _layer_axis(axes)
     if group is None:
         axes.text(0.5, 0.5, "not among the methods", ha="center", transform=axes.transAxes, color=draw.SOFT)
         return
@@ -94,6 +95,11 @@ def _widths(axes: Axes, group: Group | None, layers: Sequence[str], title: str) 
         draw.line(axes, range(1, len(layers) + 1), y, color=tint, label=f"t = {t + 1}")
     axes.axhline(1.0, color=draw.SOFT, linewidth=0.8, linestyle=":")
     axes.legend(fontsize=7)
+
+
+def _layer_axis(axes: Axes) -> None:
+    axes.set_xlabel("layer")
+    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
 
 
 def _shares(group: Group, layers: Sequence[str]) -> list[float]:
