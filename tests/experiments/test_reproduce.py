@@ -272,3 +272,17 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
     last = [e for e in events if e["epoch"] == 2] or events[-1:]
     want = [statistics.mean(statistics.mean(e["layers"][n]["rate_T"]) for e in last) for n in last[0]["layers"]]
     assert curve["y"] == pytest.approx(want, rel=1e-4)
+
+
+def test_every_network_of_the_smoke_scale_fits_its_data():
+    from mpd_agl.data.registry import get
+    from mpd_agl.experiments.build import build_network
+
+    seen = {}
+    for name in STUDIES:
+        for c in request(name, methods=["mpd-agl"]).configs():
+            events = get(c.data.name).kind == "events"
+            seen[c.model.name, c.data.name, c.data.frame_size if events else get(c.data.name).shape[0]] = c
+    assert len(seen) >= 6
+    for (_, data, size), config in seen.items():
+        build_network(config, in_channels=get(data).shape[2], image_size=size, num_classes=10)

@@ -33,6 +33,9 @@ _SMOKE_ALL: Flat = {
     "monitor.every": 4,
 }
 
+_LARGE = ("vgg11", "vgg13", "vgg16")
+"""Networks that need 32 x 32 pixels: the digits have 28, their event frames any size."""
+
 
 def table_at(setting: Setting, study: Study, scale: str) -> Flat:
     """A setting's values at a scale, by dotted name, without method and seed."""
@@ -41,8 +44,9 @@ def table_at(setting: Setting, study: Study, scale: str) -> Flat:
     if scale == "cpu":
         recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
     elif scale == "smoke":
-        recipe |= _SMOKE_ALL
-        recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 16} if events else {"data.name": "mnist5k"}
+        recipe |= {**_SMOKE_ALL, "data.name": "mnist5k"}
+        if events or recipe["model.name"] in _LARGE:
+            recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 32 if recipe["model.name"] in _LARGE else 16}
         recipe["model.num_steps"] = min(recipe["model.num_steps"], 6)
     elif scale != "paper":
         raise unknown_name("scale", scale, SCALES)
