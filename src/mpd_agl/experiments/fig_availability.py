@@ -89,10 +89,12 @@ def _widths(axes: Axes, group: Group | None, layers: Sequence[str], title: str) 
         axes.text(0.5, 0.5, "not among the methods", ha="center", transform=axes.transAxes, color=draw.SOFT)
         return
     T = group.first.num_steps
-    for t, tint in zip(range(T), draw.depth_colours(T), strict=True):
+    for t in range(T):
         last = [run.snapshots[-1]["layers"] for run in group.runs.values()]
         y = [mean([at[name]["kappa_T"][t] for at in last]) for name in layers]
-        draw.line(axes, range(1, len(layers) + 1), y, color=tint, label=f"t = {t + 1}")
+        draw.line(
+            axes, range(1, len(layers) + 1), y, alpha=(t + 1) / T, color=colour(group.method), label=f"t = {t + 1}"
+        )
     axes.axhline(1.0, color=draw.SOFT, linewidth=0.8, linestyle=":")
     axes.legend(fontsize=7)
 
