@@ -89,10 +89,21 @@ def show(request: Request, groups: Sequence[Group]) -> Section:
         f"The paper: {request.study.paper}",
         *found.notes,
         *departures(request.settings(), request.study, request.scale, request.changes),
+        *samples(groups),
         f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
         "Where the implementation differs from the paper: docs/deviations.md.",
     ]
     return Section(found.key, found.title, found.sentence, found.panels, found.table, notes)
+
+
+def samples(groups: Sequence[Group]) -> list[str]:
+    """How much data there was, as the records say."""
+    found = {}
+    for data in (g.first.record.data for g in groups):
+        found[f"{data['name']}: {data['train']['samples']:,} training and {data['test']['samples']:,} test samples"] = (
+            None
+        )
+    return [f"Data: {'; '.join(found)}."]
 
 
 def write(request: Request, groups: Sequence[Group], section: Section, folder: Path) -> list[Path]:

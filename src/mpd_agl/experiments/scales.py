@@ -69,7 +69,7 @@ _NAMES = {
     "data.name": "data set",
     "data.train_samples": "training samples",
     "data.test_samples": "test samples",
-    "data.allow_partial": "a part of the data set allowed",
+    "data.allow_partial": "an incomplete data set taken:",
     "data.frame_size": "frame size",
     "data.augment": "augmentation",
     "train.epochs": "epochs",
@@ -101,6 +101,8 @@ def departures(settings: Iterable[Setting], study: Study, scale: str, changes: M
 
 
 def _words(field: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if field.endswith("_samples"):
         return f"{value:,}" if value else "all"
     if isinstance(value, list | tuple):
