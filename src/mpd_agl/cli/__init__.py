@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
     "runs": "list runs: method, data, accuracy, time",
+    "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
