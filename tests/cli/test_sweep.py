@@ -87,6 +87,7 @@ BAD = [
     ("trials = -1", LR, "trials must be greater than or equal to 0, got -1"),
     ("trails = 3", LR, "unknown field 'trails'. Did you mean 'trials'"),
     ("sampler = 'grid'", LR, "a grid needs points, and optim.lr is 0.001 to 1 (log)"),
+    ("sampler = 'grid'", "seed = {low = 0, high = 1000000000}", "the grid has 1,000,000,001 points, more than 10,000"),
     ("tune_on = 'test'", LR, "tune_on is 'test', and data.holdout is 40"),
     ("preset = 'demo'", LR, "is not valid TOML"),
 ]
@@ -317,6 +318,8 @@ def test_jobs_find_what_one_process_finds(how: list[str], tmp_path: Path) -> Non
     pytest.importorskip("optuna")
     if "--slurm" in how:
         pytest.importorskip("submitit")
+        if not os.environ.get("MPD_AGL_SLOW"):
+            pytest.skip("three layers of processes per trial: set MPD_AGL_SLOW=1")
     settings = "sampler = 'grid'\npruner = 'none'"
     search = '"optim.lr" = {choices = [0.1, 0.3]}'
     fixed = FIXED.replace("epochs = 3", "epochs = 1")
@@ -325,6 +328,54 @@ def test_jobs_find_what_one_process_finds(how: list[str], tmp_path: Path) -> Non
     assert sweep(path, *how) == 0
     assert outcome(path) == outcome(alone)
     assert [r["state"] for r in outcome(path)] == ["complete", "complete"]
+
+
+STAND_INS = {
+    "srun": 'shift 5; exec "$@"',  # --unbuffered --output FILE --error FILE
+    "sbatch": "export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0\n"
+    'bash "$1" >/dev/null 2>&1 & echo Submitted batch job 7',
+    "sacct": "echo 'JobID|State|NodeList'; echo '7|RUNNING|here'",  # submitit looks for the job's result first
+}
+
+
+def test_slurm_gets_the_job_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against stand-ins for SLURM's commands; there is no SLURM to test with."""
+    pytest.importorskip("optuna")
+    pytest.importorskip("submitit")
+    (tmp_path / "bin").mkdir()
+    for name, text in STAND_INS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    path = write(tmp_path, "trials = 1", LR, FIXED.replace("epochs = 3", "epochs = 1"))
+    assert sweep(path, "--slurm", "partition=gpu,gpus=1,cpus=3,memory=16,hours=1.5,account=me") == 0
+    assert [r["state"] for r in outcome(path)] == ["complete"]
+    script = next((tmp_path / "sweeps" / "s" / "jobs").glob("*.sh"))
+    lines = set(script.read_text().splitlines())
+    assert {
+        f"#SBATCH --{o}"
+        for o in ("partition=gpu", "gpus-per-node=1", "cpus-per-task=3", "mem=16GB", "time=90", "account=me")
+    } <= lines
+
+
+def test_without_slurm_or_submitit_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "submitit", None)
+        assert sweep(write(tmp_path), "--slurm", "partition=gpu") == 2
+        assert 'Install it with: pip install "mpd-agl[submitit]".' in capsys.readouterr().err
+    pytest.importorskip("submitit")
+    assert sweep(write(tmp_path), "--slurm", "partition=gpu") == 2
+    assert "--slurm finds no `srun` here" in capsys.readouterr().err
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_the_journal_holds_nothing_that_is_unpickled() -> None:
+    journal = pytest.importorskip("optuna.storages.journal")
+    assert not hasattr(journal.JournalFileBackend, "load_snapshot")  # snapshots are what Optuna unpickles
 
 
 def test_a_torn_journal_is_mended_and_a_damaged_one_is_a_sentence(

@@ -98,11 +98,11 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
 
     say = (lambda text: None) if a.json else print
     jobs: Jobs | None = None
+    if words is not None:
+        jobs = Submitted(folder, words)
+    elif a.workers > 1:
+        jobs = Processes(folder, a.workers)
     with open_sweep(sweep, folder) as study:
-        if words is not None:
-            jobs = Submitted(folder, words)
-        elif a.workers > 1:
-            jobs = Processes(folder, a.workers)
         there = studies.begun(study)
         say(f"{sweep.trials} trials by {sweep.score}, {there} begun before; {folder}")
 

@@ -5,9 +5,11 @@ leaves is unpickled here.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,17 +18,17 @@ from mpd_agl.experiments.trial import run_path
 from mpd_agl.records import hardware
 from mpd_agl.train.runfolder import in_use
 
-SLURM_WORDS = {
-    "partition": "slurm_partition",
-    "account": "slurm_account",
-    "qos": "slurm_qos",
-    "constraint": "slurm_constraint",
-    "gpus": "gpus_per_node",
-    "cpus": "cpus_per_task",
-    "memory": "mem_gb",
-    "hours": "timeout_min",
+SLURM_WORDS: dict[str, tuple[str, Callable[[str], str | int | float]]] = {
+    "partition": ("slurm_partition", str),
+    "account": ("slurm_account", str),
+    "qos": ("slurm_qos", str),
+    "constraint": ("slurm_constraint", str),
+    "gpus": ("gpus_per_node", int),
+    "cpus": ("cpus_per_task", int),
+    "memory": ("mem_gb", float),
+    "hours": ("timeout_min", lambda hours: max(1, round(60 * float(hours)))),
 }
-"""A word of --slurm, and submitit's own. `jobs`, how many at a time, is ours."""
+"""A word of --slurm, submitit's own, and its type. `jobs`, how many at a time, is ours."""
 
 
 class Job(Protocol):
@@ -138,30 +140,36 @@ class Submitted:
 
     def __init__(self, folder: Path, words: dict[str, str]) -> None:
         try:
-            import submitit
+            import submitit  # noqa: F401
         except ImportError:
             raise InputError(
                 '--slurm needs submitit, which is not installed here. Install it with: pip install "mpd-agl[submitit]".'
             ) from None
         self.folder = folder
         self.limit = int(words.get("jobs", "4"))
-        self._local = local = "local" in words
-        self._executor: Any = submitit.AutoExecutor(folder / "jobs", cluster="local" if local else "slurm")
-        options: dict[str, Any] = {SLURM_WORDS[w]: v for w, v in words.items() if w in SLURM_WORDS}
-        for whole in ("gpus_per_node", "cpus_per_task"):
-            if whole in options:
-                options[whole] = int(options[whole])
-        if "mem_gb" in options:
-            options["mem_gb"] = float(options["mem_gb"])
-        if "timeout_min" in options:
-            options["timeout_min"] = max(1, round(60 * float(options["timeout_min"])))
-        if local:
-            options = {k: v for k, v in options.items() if not k.startswith("slurm_")}
-        self._executor.update_parameters(**{"timeout_min": 240, "name": "mpd-agl", **options})
+        self._local = "local" in words
+        if not self._local and shutil.which("srun") is None:
+            raise InputError(
+                "--slurm finds no `srun` here. Run it on a machine of a SLURM cluster, or use --workers N on this one."
+            )
+        given = {w: v for w, v in words.items() if w in SLURM_WORDS}
+        options = {SLURM_WORDS[w][0]: SLURM_WORDS[w][1](v) for w, v in given.items()}
+        self._options = {k: v for k, v in options.items() if not (self._local and k.startswith("slurm_"))}
+        self._executor: Any = None
 
     def submit(self, number: int) -> Job:
         """Hand it to the scheduler."""
-        job = self._executor.submit(run_command, command(self.folder, number))
+        import submitit
+
+        try:
+            if self._executor is None:
+                cluster = "local" if self._local else "slurm"
+                self._executor = submitit.AutoExecutor(self.folder / "jobs", cluster=cluster)
+                self._executor.update_parameters(**{"timeout_min": 240, "name": "mpd-agl", **self._options})
+            job = self._executor.submit(run_command, command(self.folder, number))
+        except (RuntimeError, subprocess.CalledProcessError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"SLURM took no job: {reason}. Check the words of --slurm.") from None
         self._id(number).write_text(f"{job.job_id}\n", encoding="utf-8")
         return job  # type: ignore[no-any-return]
 
@@ -179,9 +187,9 @@ class Submitted:
         return None if job.done() else job
 
     def log(self, number: int) -> Path:
-        """What the job printed."""
+        """What the job complained of."""
         job_id = self._id(number).read_text(encoding="utf-8").strip()
-        return self.folder / "jobs" / f"{job_id}_0_log.out"
+        return self.folder / "jobs" / f"{job_id}_0_log.err"
 
     def _id(self, number: int) -> Path:
         return self.folder / "trials" / f"trial-{number:04d}.job"

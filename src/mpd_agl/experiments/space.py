@@ -41,13 +41,15 @@ class Range:
         how += [f"step {self.step:g}"] if self.step else []
         return f"{self.low:g} to {self.high:g}" + (f" ({', '.join(how)})" if how else "")
 
-    def points(self) -> tuple[Value, ...]:
-        """For a grid; empty where there are infinitely many."""
+    @property
+    def count(self) -> int:
+        """Points on a grid; 0 where there are infinitely many."""
         step = self.step or (1 if self.whole else 0)
-        if not step or self.log:
-            return ()
-        count = math.floor((self.high - self.low) / step + 1e-9) + 1
-        return tuple(self.low + k * step for k in range(count))
+        return 0 if not step or self.log else math.floor((self.high - self.low) / step + 1e-9) + 1
+
+    def points(self) -> tuple[Value, ...]:
+        """For a grid."""
+        return tuple(self.low + k * (self.step or 1) for k in range(self.count))
 
 
 Space = dict[str, Choices | Range]

@@ -1,5 +1,6 @@
 """A sweep's file: what is searched, around which recipe, and by what score. Everything is checked before anything runs."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +16,7 @@ from mpd_agl.experiments.resolve import as_error, flatten, merge, nest, read_tom
 from mpd_agl.experiments.space import Choices, Range, Space, Value, as_field, read_space
 from mpd_agl.train.config import Section
 
-DEFAULT_TRIALS = 20
+DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
     "accuracy": "test_accuracy",
     "loss": "test_loss",
@@ -136,10 +137,15 @@ def read_sweep(path: Path) -> Sweep:
     space = read_space(settings.search, base, str(path))
     if settings.sampler == "grid":
         for name, entry in space.items():
-            if isinstance(entry, Range) and not entry.points():
+            if isinstance(entry, Range) and not entry.count:
                 raise InputError(
                     f"search: a grid needs points, and {name} is {entry}. Give choices or a step, or use another sampler."
                 )
+        size = math.prod(len(e.values) if isinstance(e, Choices) else e.count for e in space.values())
+        if size > LARGEST_GRID:
+            raise InputError(
+                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. Use larger steps or another sampler."
+            )
     return Sweep(settings, base, space)
 
 

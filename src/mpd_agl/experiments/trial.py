@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mpd_agl.errors import InputError
-from mpd_agl.experiments.study import open_study, open_trial, tell
+from mpd_agl.experiments.study import open_study, open_trial, tell, unfinished
 from mpd_agl.experiments.sweepconfig import SCORES, Sweep
 from mpd_agl.train.observe import Display
 from mpd_agl.train.progress import Progress
@@ -83,6 +83,8 @@ def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes
     from mpd_agl.train.runfolder import MARK
 
     study = open_study(folder, sweep)
+    if number not in unfinished(study):  # two jobs of one trial: the first has told
+        return
     trial, point = open_trial(study, sweep, number)
     try:
         config = sweep.config_for(point)
