@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,7 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
             if jobs is None:
                 run_here(sweep, folder, study, build_display("quiet" if a.quiet or a.json else "auto"), told)
             else:
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
                 run_jobs(sweep, folder, study, jobs, told)
         except (Stopped, KeyboardInterrupt):
             ended = jobs is None or jobs.interrupt()
