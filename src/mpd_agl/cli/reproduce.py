@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,12 +19,11 @@ Interrupted experiments continue by the same command, finished runs are not run 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mpd-agl reproduce",
         description="Run experiments of the paper for all methods on one pipeline and show tables and figures with the paper's numbers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     p.add_argument("names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., or all; see --list")
     p.add_argument("--list", action="store_true", help="what there is, what each costs here, what is done")

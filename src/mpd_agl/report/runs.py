@@ -110,6 +110,8 @@ def read_run(path: Path) -> Run:
         notes.append(
             f"metrics.jsonl ends at epoch {done}, the record at {record.final['epoch']}: the curves end early; the result is the record's."
         )
+    if held_out := record.config["data"].get("holdout"):
+        notes.append(f"Scored on {held_out} held-out training samples: where this page says test, it speaks of these.")
     warnings = [e for e in events if e.get("event") == "warning"]
     return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
 
