@@ -1,6 +1,6 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
-import errno
+import hashlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from mpd_agl import records
@@ -17,10 +16,11 @@ from mpd_agl.analysis import count_operations, energy, measure_activity
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
-from mpd_agl.experiments.config import RunConfig
+from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
 from mpd_agl.experiments.watch import build_watch
 from mpd_agl.kernels import reuse_pages
+from mpd_agl.kernels.native import level
 from mpd_agl.models import Network, save_weights
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
@@ -65,7 +65,7 @@ def start(config: RunConfig, path: Path, display: Display, *, overwrite: bool = 
     with RunFolder.create(path, overwrite=overwrite) as folder:
         folder.write(folder.config, to_toml(config).encode())
         folder.log("started")
-        return _train(made, folder, display, None, {"started": now()})
+        return _train(made, folder, display)
 
 
 def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
@@ -85,15 +85,20 @@ def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
         checkpoint.clean(folder.checkpoints)
         saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
         if saved is None:
+            if aside := checkpoint.set_aside(folder.checkpoints):
+                raise InputError(
+                    f"run {path} cannot be continued: every checkpoint is damaged, set aside in {folder.checkpoints} "
+                    f"({', '.join(aside)}). Bring one back from a copy, or start anew: mpd-agl train --config {folder.config} "
+                    f"--runs-dir {path.parent} --name {path.name} --overwrite."
+                )
             note("there is no checkpoint yet: the run starts from its beginning.")
-        made = plan(config, threads=saved.state["threads"] if saved else 0)
+        made = plan(config, threads=saved.state.get("threads", 0) if saved else 0)
         if record is not None:
             _check_same_backend(record, made)
             build.check_same_data(record.data, build.data_facts(made.train, made.test))
         folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
-        started = record.clock.get("started", now()) if record else now()
-        return _train(made, folder, display, saved, {"started": started})
+        return _train(made, folder, display, saved, record)
 
 
 def _check_same_backend(record: RunRecord, made: Plan) -> None:
@@ -105,9 +110,48 @@ def _check_same_backend(record: RunRecord, made: Plan) -> None:
         )
 
 
+def _differences(before: RunRecord, now: RunRecord) -> list[str]:
+    """What computes with other roundings than in the run's last process, where both are known."""
+    pairs = [
+        ("the native kernels' SIMD level", before.hardware.get("simd"), now.hardware.get("simd")),
+        ("torch's CPU kernels", before.hardware.get("torch_kernels"), now.hardware.get("torch_kernels")),
+        ("the device", before.hardware.get("device"), now.hardware.get("device")),
+        ("torch", before.versions.get("torch"), now.versions.get("torch")),
+        ("mpd-agl", before.versions.get("mpd-agl"), now.versions.get("mpd-agl")),
+    ]
+    return [f"{what} was {old} and is {new}" for what, old, new in pairs if None not in (old, new) and old != new]
+
+
+def _digest(config: RunConfig) -> str:
+    """Of every field that the weights follow from."""
+    fixed = {k: v for k, v in flatten(config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
+    return hashlib.sha256(records.canonical(fixed)).hexdigest()
+
+
+def _restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -> int:
+    """Continue from a checkpoint that is whole, or say in a sentence that it is not this run's; where its metrics end."""
+    try:
+        trainer.restore(saved)
+        offset = saved.state["metrics_bytes"]
+        if not isinstance(offset, int) or offset < 0:
+            raise TypeError(f"metrics_bytes is {offset!r}")
+        return offset
+    except (InputError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        reason = (f"{error} is missing" if isinstance(error, KeyError) else str(error)).partition("\n")[0].strip(" .:")
+        raise InputError(
+            f"the checkpoint {folder.checkpoints / saved.at.folder} is whole and not of this run ({reason[:200]}). "
+            "Nothing was changed; take it out of the folder, or bring back the run's own."
+        ) from error
+
+
 def _train(
-    made: Plan, folder: RunFolder, display: Display, saved: checkpoint.Checkpoint | None, clock: dict[str, Any]
+    made: Plan,
+    folder: RunFolder,
+    display: Display,
+    saved: checkpoint.Checkpoint | None = None,
+    before: RunRecord | None = None,
 ) -> RunRecord:
+    """From the beginning, or from a checkpoint; `before` is the record that the run's last process left."""
     config, net = made.config, made.net
     record = RunRecord(
         name=folder.path.name,
@@ -119,6 +163,8 @@ def _train(
             **records.hardware(),
             "device": torch.cuda.get_device_name(made.device) if made.device.type == "cuda" else str(made.device),
             "threads": torch.get_num_threads(),
+            "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+            "simd": level() if made.backend == "native" else None,
         },
         data=build.data_facts(made.train, made.test),
         seeds={"run": config.seed, "split": config.data.split_seed},
@@ -127,8 +173,14 @@ def _train(
             "parameters": sum(p.numel() for p in net.parameters()),
             "macs_per_step": sum(layer.macs for layer in count_operations(net)),
         },
-        clock=clock,
+        differences=list(before.differences) if before else [],
+        clock={"started": before.clock.get("started", now()) if before else now()},
     )
+    if before is not None and (changed := _differences(before, record)):
+        text = f"resumed under other conditions: {'; '.join(changed)}. The bytes may differ from an undisturbed run's."
+        folder.log(text)
+        display.note(text)
+        record = record.with_(differences=[*record.differences, text])
     train, test = build.build_loaders(config, made.train, made.test)
     settings = config.model_dump(mode="json")
     trackers = build_trackers(config.track, folder.path, settings, saved.at.step if saved else 0, display.note)
@@ -147,11 +199,15 @@ def _train(
             loop=config.train,
             optim=config.optim,
             saving=config.checkpoint,
+            run=_digest(config),
         )
     )
-    if saved is not None:
-        trainer.restore(saved)
-    folder.start_metrics(saved.state["metrics_bytes"] if saved else 0)
+    try:
+        if folder.start_metrics(_restore(trainer, saved, folder) if saved else 0):
+            display.note(f"{folder.path / 'metrics.jsonl'} is shorter than it was: events before this are lost.")
+    except InputError:
+        trackers.close()
+        raise
     _write(folder, record)
     try:
         with _warnings_as_notes(folder, display):
@@ -209,9 +265,8 @@ def _save_weights(net: nn.Module, path: Path) -> None:
     assert isinstance(net, Network)
     try:
         save_weights(net, path)
-    except (OSError, SafetensorError) as error:
-        cause = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
-        raise explain(cause, path, "The last checkpoint stands.") from error
+    except OSError as error:
+        raise explain(error, path, "The last checkpoint stands.") from error
 
 
 def _write(folder: RunFolder, record: RunRecord) -> None:

@@ -40,6 +40,8 @@ class RunRecord:
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
     failure: str | None = None
+    differences: list[str] = field(default_factory=list)
+    """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
     clock: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -86,7 +88,7 @@ def read_record(path: Path) -> RunRecord:
     return RunRecord(**raw)
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "failure", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "failure", "differences", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -43,6 +43,8 @@ class Job:
     loop: LoopConfig
     optim: OptimConfig
     saving: CheckpointConfig
+    run: str = ""
+    """A digest of all that the weights follow from: a checkpoint of another run is not taken for one of this."""
 
 
 class Trainer:
@@ -179,6 +181,7 @@ class Trainer:
         if job.stepper.ema is not None:
             tensors["ema"] = job.stepper.ema.net.state_dict()
         state = {
+            "run": job.run,
             "progress": p.to_dict(),
             "rng": rng_state(),
             "scaler": job.stepper.scaler.state_dict(),
@@ -194,6 +197,8 @@ class Trainer:
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, generators, counters."""
         job = self.job
+        if saved.state["run"] != job.run:
+            raise InputError("it was written by a run with another configuration")
         self.net.load_state_dict(saved.tensors["model"])
         unpack_optimizer(job.stepper.optimizer, self.net, saved.tensors["optimizer"])
         if job.stepper.ema is not None:
