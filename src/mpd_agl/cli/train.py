@@ -108,9 +108,11 @@ def _train(options: Options, path: Path, config: RunConfig | None, changes: dict
         print(json.dumps({"event": "record", **record.to_dict()}))
         return 0
     final, best = record.final or {}, record.best_on_test or {}
+    held_out = record.config["data"].get("holdout")
+    scored, where = ("validation", "held-out samples") if held_out else ("test", "test set")
     print(
-        f"test accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
-        f"(best on the test set: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
+        f"{scored} accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
+        f"(best on the {where}: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
         f"{duration(record.clock['elapsed_s'])}; {path}"
     )
     return 0

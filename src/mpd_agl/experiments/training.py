@@ -53,7 +53,7 @@ def plan(config: RunConfig, threads: int = 0) -> Plan:
     device = build.choose_device(config.train.device)
     build.set_up_torch(config, device, threads or config.train.threads)
     backend = build.backend_that_runs(config, device)
-    train, test = build.build_data(config, "train"), build.build_data(config, "test")
+    train, test = build.build_data(config, "train"), build.build_data(config, build.scored_split(config))
     build.build_loaders(config, train, test)
     net = build.network_for(config, train).to(device)
     return Plan(config, device, train, test, net, backend)
@@ -153,6 +153,7 @@ def _train(
 ) -> RunRecord:
     """From the beginning, or from a checkpoint; `before` is the record that the run's last process left."""
     config, net = made.config, made.net
+    display.scored = build.scored_split(config)
     record = RunRecord(
         name=folder.path.name,
         status="running",
@@ -285,4 +286,5 @@ def title(config: RunConfig, record: RunRecord) -> str:
     return (
         f"{m.name} x{m.width:g}, {kind}, {config.data.name}, seed {config.seed}: "
         f"{record.network['parameters']:,} parameters, backend {record.backend}"
+        + (f", scored on {config.data.holdout} held-out training samples" if config.data.holdout else "")
     )
