@@ -12,6 +12,7 @@ from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
+    "launch": "train on several processes or nodes, through torchrun",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
