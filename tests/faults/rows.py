@@ -1,6 +1,6 @@
 """The rows of the table."""
 
-from tests.faults import bits, files, kill, nonfinite, signals, soak, twice
+from tests.faults import bits, disk, files, kill, nonfinite, signals, soak, twice
 from tests.faults.tally import Row
 
 ROWS = {
@@ -28,6 +28,12 @@ ROWS = {
         must_hold="one clear sentence, nothing overwritten",
         nightly=200,
         run=files.run,
+    ),
+    "disk": Row(
+        fault="disk full (a small tmpfs), read-only folder",
+        must_hold="previous checkpoint intact; message names path and space",
+        nightly=20,
+        run=disk.run,
     ),
     "nonfinite": Row(
         fault="NaN or Inf injected in input, loss, gradient",
