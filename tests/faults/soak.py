@@ -63,7 +63,8 @@ def judge(samples: list[dict[str, float]], saves: dict[str, float]) -> Tally:
     with tally.attempt("soak"):
         first = [s for s in samples if WARM_UP <= s["t"] < WARM_UP + WINDOW]
         last = [s for s in samples if s["t"] > lasted - WINDOW]
-        assert first and last[0]["t"] > first[-1]["t"], f"{lasted:.0f} s are too short to compare"
+        assert first, f"{lasted:.0f} s are too short to compare"
+        assert last[0]["t"] > first[-1]["t"], f"{lasted:.0f} s are too short to compare"
         before, after = (statistics.median(s["rss_mb"] for s in part) for part in (first, last))
         top = max(s["rss_mb"] for s in last) / max(s["rss_mb"] for s in first)
         tally.facts |= {"rss_mb_first": round(before, 1), "rss_mb_last": round(after, 1)}

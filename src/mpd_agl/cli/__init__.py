@@ -20,13 +20,14 @@ COMMANDS = {
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
+    "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
     "data": "list, fetch, verify and show data sets",
 }
 
 
 def usage() -> str:
     """The text of `mpd-agl --help`."""
-    rows = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:14} {text}" for name, text in COMMANDS.items())
     return (
         "usage: mpd-agl COMMAND [OPTIONS]\n\nSpiking neural networks with surrogate gradients that fit (MPD-AGL).\n\n"
         f"commands:\n{rows}\n\noptions:\n  --version   print the version\n  --debug     show the traceback of an error\n\n"
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args[0] not in COMMANDS:
             raise unknown_name("command", args[0], COMMANDS)
-        code: int = import_module(f"mpd_agl.cli.{args[0]}").run(args[1:])
+        code: int = import_module(f"mpd_agl.cli.{args[0].replace('-', '_')}").run(args[1:])
         return code
     except InputError as error:
         if debug:

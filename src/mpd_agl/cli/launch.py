@@ -145,7 +145,7 @@ def _launch(arguments: list[str]) -> int:
     from mpd_agl.train.signals import EXIT_SAVED
 
     try:
-        run_torchrun(parse_args(arguments))
+        run_torchrun(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode not in (2, EXIT_SAVED):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,19 +155,19 @@ def resume(
 
 def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> Found:
     path = folder.path
-    table = read_toml(folder.config)
-    config = resolve(merge(table, changes), given=flatten(changes))
-    record = records.read_record(folder.record) if folder.record.is_file() else None
-    check_same(resolve(record.config if record else table), config)
-    if record is not None and record.status == "finished":
-        return Found(config, record, None)
-    if restarted and record is not None and record.status == "failed":
-        raise InputError(f"not started again, for it would fail again: {record.failure}")
 
     def note(text: str) -> None:
         folder.log(text)
         display.note(text)
 
+    table = read_toml(folder.config)
+    config = resolve(merge(table, changes), given=flatten(changes))
+    record = _record_of(folder, note)
+    check_same(resolve(record.config if record else table), config)
+    if record is not None and record.status == "finished":
+        return Found(config, record, None)
+    if restarted and record is not None and record.status == "failed":
+        raise InputError(f"not started again, for it would fail again: {record.failure}")
     checkpoint.clean(folder.checkpoints)
     saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
     if saved is None:
@@ -179,6 +179,15 @@ def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarte
             )
         note("there is no checkpoint yet: the run starts from its beginning.")
     return Found(config, record, saved)
+
+
+def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | None:
+    """What the run's last process left; a torn record is told and does without: checkpoints know which run they are of."""
+    try:
+        return records.read_record(folder.record) if folder.record.is_file() else None
+    except records.TornRecord as error:
+        note(str(error).replace("Resume the run to write it anew.", "It is written anew."))
+        return None
 
 
 def _check_same_backend(record: RunRecord, made: Plan) -> None:
@@ -203,10 +212,12 @@ def _differences(before: RunRecord, now: RunRecord) -> list[str]:
     return [f"{what} was {old} and is {new}" for what, old, new in pairs if None not in (old, new) and old != new]
 
 
-def _digest(config: RunConfig) -> str:
-    """Of every field that the weights follow from."""
-    fixed = {k: v for k, v in flatten(config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
-    return hashlib.sha256(records.canonical(fixed)).hexdigest()
+def _digest(made: Plan) -> str:
+    """Of all that the weights follow from: configuration, backend, samples."""
+    fixed = {k: v for k, v in flatten(made.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
+    facts = build.data_facts(made.train, made.test)
+    data = {split: {k: v for k, v in facts[split].items() if k != "source"} for split in ("train", "test")}
+    return hashlib.sha256(records.canonical([fixed, made.backend, data])).hexdigest()
 
 
 def _restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -> int:
@@ -285,7 +296,7 @@ def _train(
             loop=config.train,
             optim=config.optim,
             saving=config.checkpoint,
-            run=_digest(config),
+            run=_digest(made),
         )
     )
     try:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,7 @@ def read(path: Path) -> Checkpoint:
         raise Damaged(f"{foreign[0]} does not belong to it")
     content = {}
     for name, expected in manifest["files"].items():
-        try:
-            data = (path / name).read_bytes()
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror}") from None
+        data = _content(path / name)
         if len(data) != expected["bytes"]:
             raise Damaged(f"{name} has {len(data)} bytes in place of {expected['bytes']}")
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
@@ -136,11 +134,9 @@ def read(path: Path) -> Checkpoint:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    data = _content(path / "manifest.json")
     try:
-        data = (path / "manifest.json").read_bytes()
         manifest = json.loads(data, parse_constant=_no_constant)
-    except OSError as error:
-        raise Damaged(f"manifest.json: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise Damaged("manifest.json is no JSON") from None
     if not isinstance(manifest, dict) or not _is_signed(manifest, data):
@@ -155,6 +151,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if path.name != Position(manifest["epoch"], manifest["step"]).folder:
         raise Damaged(f"it is the checkpoint of step {manifest['step']} under another name")
     return manifest
+
+
+def _content(path: Path) -> bytes:
+    """A plain file's bytes. A link could lead anywhere, and a pipe would never end."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise Damaged(f"{path.name} is no plain file")
+        return path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path.name}: {error.strerror}") from None
 
 
 def _is_signed(manifest: dict[str, Any], data: bytes) -> bool:

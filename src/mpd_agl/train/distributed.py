@@ -24,6 +24,7 @@ from mpd_agl.train.runfolder import RunFolder
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for a silent one. One that dies is noticed at once, by its closed connections."""
+BACKENDS = "cpu:gloo,cuda:nccl"
 EXIT_ALONE = 76
 """The other processes are gone; a launcher may start all of them again."""
 TEXT_BYTES = 400
@@ -175,8 +176,16 @@ class Group(Ranks):
             yield
         except RuntimeError as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error):
-                raise PeerLost(str(error).partition("\n")[0]) from error
+                raise PeerLost(_reason(error)) from error
             raise
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what a communication library says, without its source file."""
+    return (
+        str(error).partition("\n")[0].rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0]
+        or type(error).__name__
+    )
 
 
 class _Spare(nn.Module):
@@ -209,19 +218,21 @@ def connect() -> Iterator[Ranks]:
     if int(env.get("WORLD_SIZE", "1")) == 1 or "RANK" not in env:
         yield Ranks(launch)
         return
+    own = not dist.is_initialized()  # else by the program around this one, such as Ray
     try:
-        with _no_warnings():
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, timeout=TIMEOUT)
+        if own:
+            with _no_warnings():
+                dist.init_process_group(BACKENDS if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        raise PeerLost(f"rank {env['RANK']} cannot reach the others ({str(error).partition(chr(10))[0]})") from error
+        raise PeerLost(f"rank {env['RANK']} cannot reach the others: {_reason(error)}") from error
     try:
         ranks = Group(launch, int(env.get("LOCAL_RANK", "0")))
         with ranks.guard():
             yield ranks
     finally:
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+        if own:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
 
 
 @contextmanager
