@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +11,3 @@ def torch_as_before() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(strict)
-
-
-@pytest.fixture
-def kills() -> int:
-    """How often a run is killed: a few in the normal suite, MPD_AGL_KILLS=20 (or 200) for the long one."""
-    return int(os.environ.get("MPD_AGL_KILLS", "5"))

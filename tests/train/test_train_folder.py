@@ -142,7 +142,7 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "cannot be read"),
+        ("{", "is no JSON"),
         ("[]", "has schema 'list'"),
         (json.dumps({**RECORD.to_dict(), "schema": 9}), "has schema 9, and this version reads 1"),
         (json.dumps({**RECORD.to_dict(), "colour": 1}), r"unknown fields \(colour\)"),

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,30 +14,6 @@ from mpd_agl.errors import InputError
 from mpd_agl.experiments import training
 from mpd_agl.train.signals import Stopped
 from tests.train.tiny import Silent, fingerprint, tiny
-
-ROOT = Path(__file__).parents[2]
-RICH = {
-    "method": "asgl",  # draws from torch's generator at every step
-    "optim": {"name": "adam", "lr": 0.001, "clip_norm": 1.0},
-    "loss": {"name": "tet"},
-    "train": {"ema": 0.9, "accumulate": 2},
-}
-
-
-def kill(folder: Path, count: int, changes: dict[str, object]) -> dict[str, int]:
-    command = [sys.executable, "-m", "tests.train.killing", str(folder), str(count), "7", json.dumps(changes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * count, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, int] = json.loads(done.stdout)
-    return result
-
-
-def test_killed_at_random_moments_the_weights_are_byte_identical(tmp_path: Path, kills: int) -> None:
-    assert kill(tmp_path, kills, {})["kills"] == kills
-
-
-def test_killed_with_adam_average_parts_and_noise(tmp_path: Path, kills: int) -> None:
-    assert kill(tmp_path, max(2, kills // 2), RICH)["kills"] >= 2
 
 
 class StopAt(Silent):

@@ -12,6 +12,7 @@ from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
+    "launch": "train on several processes or nodes, through torchrun",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
@@ -21,13 +22,14 @@ COMMANDS = {
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
+    "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
     "data": "list, fetch, verify and show data sets",
 }
 
 
 def usage() -> str:
     """The text of `mpd-agl --help`."""
-    rows = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:14} {text}" for name, text in COMMANDS.items())
     return (
         "usage: mpd-agl COMMAND [OPTIONS]\n\nSpiking neural networks with surrogate gradients that fit (MPD-AGL).\n\n"
         f"commands:\n{rows}\n\noptions:\n  --version   print the version\n  --debug     show the traceback of an error\n\n"
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args[0] not in COMMANDS:
             raise unknown_name("command", args[0], COMMANDS)
-        code: int = import_module(f"mpd_agl.cli.{args[0]}").run(args[1:])
+        code: int = import_module(f"mpd_agl.cli.{args[0].replace('-', '_')}").run(args[1:])
         return code
     except InputError as error:
         if debug:

@@ -61,7 +61,7 @@ def script() -> str:
     options = {"train": [f"--{n}" for n in (*VALUES, *FLAGS, *fields)]}
     for command in COMMANDS:
         if command not in ("train", "completion"):
-            parser: argparse.ArgumentParser = import_module(f"mpd_agl.cli.{command}").parser()
+            parser: argparse.ArgumentParser = import_module(f"mpd_agl.cli.{command.replace('-', '_')}").parser()
             options[command] = [s for a in parser._actions for s in a.option_strings if s.startswith("--")]
     value_lines = "\n".join(f'      --{n}) words="{" ".join(known)}";;' for n, known in choices.items())
     option_lines = "\n".join(f'        {c}) words="{" ".join(known)}";;' for c, known in options.items())

@@ -17,6 +17,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
 from mpd_agl.experiments.resolve import augment_steps
 from mpd_agl.models import Network, create_model
+from mpd_agl.nn import share_batch
+from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.ema import Ema
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.optim import build_optimizer
@@ -99,8 +101,8 @@ def subset(found: ArraySet, count: int) -> ArraySet:
     return replace(found, x=found.x[index], y=found.y[index], provenance=provenance)
 
 
-def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet) -> tuple[Loader, Loader]:
-    """Batches to train on and to test with."""
+def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet, ranks: Ranks = ALONE) -> tuple[Loader, Loader]:
+    """Batches to train on and to test with: a rank's shares of them."""
     t, N = config.train, len(train)
     if t.batch_size > N:
         raise InputError(
@@ -119,14 +121,24 @@ def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet) -> tuple[L
         augment=augment_steps(config),
         num_workers=t.workers,
         drop_last=config.data.drop_last,
+        rank=ranks.rank,
+        world_size=ranks.world,
+        parts=t.accumulate,
     )
-    return batches, build_test_loader(config, test)
+    return batches, build_test_loader(config, test, ranks)
 
 
-def build_test_loader(config: RunConfig, test: ArraySet) -> Loader:
+def build_test_loader(config: RunConfig, test: ArraySet, ranks: Ranks = ALONE) -> Loader:
     """Batches in order, as they are."""
-    size = min(config.train.test_batch_size, len(test))
-    return Loader(test, batch_size=size, seed=config.seed, train=False, num_workers=config.train.workers)
+    return Loader(
+        test,
+        batch_size=min(config.train.test_batch_size, len(test)),
+        seed=config.seed,
+        train=False,
+        num_workers=config.train.workers,
+        rank=ranks.rank,
+        world_size=ranks.world,
+    )
 
 
 def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_classes: int) -> Network:
@@ -163,9 +175,11 @@ def network_for(config: RunConfig, data: ArraySet) -> Network:
     return build_network(config, in_channels=channels, image_size=height, num_classes=len(data.classes))
 
 
-def build_stepper(config: RunConfig, net: Network, device: torch.device) -> Stepper:
-    """Optimizer, loss and average around a network."""
+def build_stepper(config: RunConfig, net: Network, device: torch.device, ranks: Ranks = ALONE) -> Stepper:
+    """Optimizer, loss and average around a network; several ranks share its batches."""
     t = config.train
+    if ranks.world > 1:
+        share_batch(net, kernels.Replicas())
     return Stepper(
         net,
         build_optimizer(net, config.optim),
@@ -175,6 +189,7 @@ def build_stepper(config: RunConfig, net: Network, device: torch.device) -> Step
         accumulate=t.accumulate,
         clip_norm=config.optim.clip_norm,
         ema=Ema(net, t.ema) if t.ema else None,
+        ranks=ranks,
     )
 
 

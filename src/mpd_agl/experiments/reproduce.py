@@ -98,7 +98,7 @@ def show(request: Request, groups: Sequence[Group]) -> Section:
 
 def samples(groups: Sequence[Group]) -> list[str]:
     """How much data there was, as the records say."""
-    found = {}
+    found: dict[str, None] = {}
     for data in (g.first.record.data for g in groups):
         found[f"{data['name']}: {data['train']['samples']:,} training and {data['test']['samples']:,} test samples"] = (
             None

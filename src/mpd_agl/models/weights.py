@@ -1,29 +1,23 @@
 """Weights to and from safetensors files: tensors alone, nothing that could run code."""
 
 import json
-import os
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
+from mpd_agl.records.files import write_atomic
 
 
 def save_weights(net: Network, path: str | Path) -> None:
     """Write the network's state beside and rename it: a reader sees the old file or the new one, never half."""
-    target = Path(path)
-    beside = target.with_name(target.name + ".tmp")
     state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
-    try:
-        # one key: safetensors writes several in no fixed order, and the same weights are to give the same bytes
-        about = {"model": net.name, "options": vars(net.options)}
-        save_file(state, beside, metadata={"mpd_agl": json.dumps(about, sort_keys=True)})
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    # one key: safetensors writes several in no fixed order, and the same weights are to give the same bytes
+    about = {"model": net.name, "options": vars(net.options)}
+    write_atomic(Path(path), save(state, metadata={"mpd_agl": json.dumps(about, sort_keys=True)}))
 
 
 def _model_in(metadata: dict[str, str]) -> str:

@@ -2,10 +2,11 @@
 
 from mpd_agl.records.files import canonical, sync_folder, write_atomic
 from mpd_agl.records.provenance import code, hardware, versions
-from mpd_agl.records.record import RunRecord, read_metrics, read_record, write_record
+from mpd_agl.records.record import RunRecord, TornRecord, read_metrics, read_record, write_record
 
 __all__ = [
     "RunRecord",
+    "TornRecord",
     "canonical",
     "code",
     "hardware",

@@ -13,6 +13,10 @@ SCHEMA = 1
 STATES = ("running", "stopped", "failed", "finished")
 
 
+class TornRecord(InputError):
+    """A record that is not what was written; a resumed run writes it anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run. All clock times are under `clock`, so that two records of the same run can be compared without it."""
@@ -40,6 +44,8 @@ class RunRecord:
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
     failure: str | None = None
+    differences: list[str] = field(default_factory=list)
+    """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
     clock: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -69,8 +75,10 @@ def read_record(path: Path) -> RunRecord:
         raise InputError(
             f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made."
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"the run record {path} cannot be read ({error}). Resume the run to write it anew.") from None
+    except OSError as error:
+        raise InputError(f"the run record {path} cannot be read ({error.strerror}). Check the path.") from None
+    except (ValueError, RecursionError) as error:
+        raise TornRecord(f"the run record {path} is no JSON ({error}). Resume the run to write it anew.") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise InputError(
@@ -80,13 +88,27 @@ def read_record(path: Path) -> RunRecord:
     needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
     wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
     if wrong:
-        raise InputError(
-            f"the run record {path} has missing or unknown fields ({', '.join(wrong)}). Resume the run to write it anew."
+        raise TornRecord(
+            f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). Resume the run to write it anew."
         )
+    for name, kinds in _KINDS.items():
+        if not isinstance(raw.get(name, kinds[0]()), kinds):
+            raise TornRecord(
+                f"the run record {path} has a {type(raw[name]).__name__} as its {name}. Resume the run to write it anew."
+            )
     return RunRecord(**raw)
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "failure", "clock", "schema")
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "status", "backend"), (str,)),
+    **dict.fromkeys(("config", "code", "versions", "hardware", "data", "seeds", "network", "clock"), (dict,)),
+    **{name: (dict, type(None)) for name in ("final", "best_on_test", "energy")},
+    "failure": (str, type(None)),
+    "differences": (list,),
+}
+
+
+_OPTIONAL = ("final", "best_on_test", "energy", "failure", "differences", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -105,7 +127,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             event = json.loads(line)
             if not isinstance(event, dict):
                 raise ValueError("not an object")
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # no newline behind it: half-written
                 return
             raise InputError(

@@ -12,11 +12,13 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
@@ -27,6 +29,7 @@ from mpd_agl.train.disk import explain
 
 FORMAT = 1
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})")
+_FILE = re.compile(r"[a-z]+\.safetensors|state\.json")
 
 
 class Position(NamedTuple):
@@ -81,6 +84,20 @@ def _pack(named: Mapping[str, Tensor]) -> bytes:
     return dump_tensors({name: t.detach().cpu().contiguous() for name, t in named.items()})
 
 
+def pack_groups(tensors: Mapping[str, Mapping[str, Tensor]]) -> bytes:
+    """All groups in one safetensors block, to be sent to other processes."""
+    return _pack({f"{group}/{name}": t for group, named in tensors.items() for name, t in named.items()})
+
+
+def unpack_groups(data: bytes) -> dict[str, dict[str, Tensor]]:
+    """The groups of `pack_groups`."""
+    groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+    for key, tensor in load_tensors(data).items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups
+
+
 def _manifest(at: Position, files: Mapping[str, bytes]) -> bytes:
     body: dict[str, Any] = {
         "format": FORMAT,
@@ -99,41 +116,72 @@ def read(path: Path) -> Checkpoint:
         raise Damaged(f"{foreign[0]} does not belong to it")
     content = {}
     for name, expected in manifest["files"].items():
-        try:
-            data = (path / name).read_bytes()
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror}") from None
+        data = _content(path / name)
         if len(data) != expected["bytes"]:
             raise Damaged(f"{name} has {len(data)} bytes in place of {expected['bytes']}")
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise Damaged(f"the sha256 of {name} is not the one in the manifest")
         content[name] = data
-    tensors = {n.removesuffix(".safetensors"): load_tensors(d) for n, d in content.items() if n != "state.json"}
-    return Checkpoint(Position(manifest["epoch"], manifest["step"]), tensors, json.loads(content["state.json"]))
+    at = Position(manifest["epoch"], manifest["step"])
+    try:
+        tensors = {n.removesuffix(".safetensors"): load_tensors(d) for n, d in content.items() if n != "state.json"}
+        state = json.loads(content["state.json"])
+    except (SafetensorError, ValueError, KeyError, RecursionError):
+        raise Damaged("its manifest is right and its content is none of ours") from None
+    if not isinstance(state, dict):
+        raise Damaged("state.json is no JSON object")
+    return Checkpoint(at, tensors, state)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    data = _content(path / "manifest.json")
     try:
-        data = (path / "manifest.json").read_bytes()
         manifest = json.loads(data, parse_constant=_no_constant)
-    except OSError as error:
-        raise Damaged(f"manifest.json: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Damaged("manifest.json is no JSON") from None
-    if not isinstance(manifest, dict):
-        raise Damaged("manifest.json is not what was written")
-    body = {k: v for k, v in manifest.items() if k != "manifest_sha256"}
-    right = manifest.get("manifest_sha256") == hashlib.sha256(canonical(body)).hexdigest()
-    if not right or canonical(manifest) != data:
+    if not isinstance(manifest, dict) or not _is_signed(manifest, data):
         raise Damaged("manifest.json is not what was written")
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"the checkpoint {path} has format {manifest.get('format')!r}, and this version reads {FORMAT}. "
             "Continue it with the version that wrote it."
         )
+    if not _is_manifest(manifest):
+        raise Damaged("manifest.json lists something else than a checkpoint")
     if path.name != Position(manifest["epoch"], manifest["step"]).folder:
         raise Damaged(f"it is the checkpoint of step {manifest['step']} under another name")
     return manifest
+
+
+def _content(path: Path) -> bytes:
+    """A plain file's bytes. A link could lead anywhere, and a pipe would never end."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise Damaged(f"{path.name} is no plain file")
+        return path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path.name}: {error.strerror}") from None
+
+
+def _is_signed(manifest: dict[str, Any], data: bytes) -> bool:
+    body = {k: v for k, v in manifest.items() if k != "manifest_sha256"}
+    try:
+        right: bool = manifest.get("manifest_sha256") == hashlib.sha256(canonical(body)).hexdigest()
+        return right and canonical(manifest) == data
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _is_manifest(manifest: dict[str, Any]) -> bool:
+    """Whether the parts have the types that `_manifest` writes, and no file lies elsewhere."""
+    counts = [manifest.get("epoch"), manifest.get("step")]
+    files = manifest.get("files")
+    return (
+        all(type(n) is int and n >= 0 for n in counts)
+        and isinstance(files, dict)
+        and all(_FILE.fullmatch(name) for name in files)
+        and all(isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry) for entry in files.values())
+    )
 
 
 def _no_constant(name: str) -> None:
@@ -150,14 +198,23 @@ def positions(root: Path) -> list[Position]:
 
 def newest(root: Path, note: Callable[[str], None], *, set_aside: bool) -> Checkpoint | None:
     """The newest checkpoint that is whole. Damaged ones are named through `note` and, if asked, renamed to `*.damaged`."""
+    saved, damages = None, []
     for at in reversed(positions(root)):
         path = root / at.folder
         try:
-            return read(path)
+            saved = read(path)
+            break
         except Damaged as damage:
             aside = f"; set aside as {_put_aside(path).name}" if set_aside else ""
-            note(f"checkpoint {path} is damaged: {damage}{aside}. The one before it is used.")
-    return None
+            damages.append(f"checkpoint {path} is damaged: {damage}{aside}.")
+    for text in damages:
+        note(f"{text} {saved.at.folder} is used." if saved else text)
+    return saved
+
+
+def set_aside(root: Path) -> list[str]:
+    """Names of the damaged checkpoints that were set aside, oldest first."""
+    return sorted(p.name for p in root.glob("epoch-*.damaged*")) if root.is_dir() else []
 
 
 def _put_aside(path: Path) -> Path:

@@ -75,6 +75,13 @@ class Quiet:
         return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done
 
 
+class Mute(Quiet):
+    """For the ranks that are not the first."""
+
+    def note(self, text: str) -> None:
+        """Rank 0 says it."""
+
+
 class JsonLines(Quiet):
     """Every event as a line of JSON on stdout: what metrics.jsonl gets."""
 

@@ -18,15 +18,17 @@ from mpd_agl.records.files import write_atomic
 from mpd_agl.train.disk import explain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 MARK = "config.toml"
 
 
 def check_name(name: str) -> str:
     """A run's name: one folder, inside the folder of runs."""
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not _NAME.fullmatch(name) or ".." in name or name.endswith(".") or _RESERVED.fullmatch(name):
+        got = repr(name) if len(name) <= 120 else f"{name[:120]!r} and {len(name) - 120} characters more"
         raise InputError(
-            f"a run's name is up to 100 letters, digits and ._+=- and starts with a letter or digit, got {name!r}. "
-            "Use --runs-dir for the folder."
+            f"a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name that Windows "
+            f"reserves, got {got}. Use --runs-dir for the folder."
         )
     return name
 
@@ -48,12 +50,16 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
         """A new run's folder; an old run there is deleted only if `overwrite` says so and nobody uses it."""
-        content = check_free(path, overwrite=overwrite)
+        check_free(path, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
-            for old in content:
-                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+            try:
+                for old in _old_run(path, overwrite=overwrite):  # again: a run may have come and gone before the lock
+                    shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+            except BaseException:
+                lock.close()
+                raise
         except OSError as error:
             raise explain(error, path) from error
         return cls(path, lock)
@@ -74,14 +80,16 @@ class RunFolder:
         except OSError as error:
             raise explain(error, path) from error
 
-    def start_metrics(self, offset: int) -> None:
-        """Open metrics.jsonl and cut off what was written behind a checkpoint's offset."""
+    def start_metrics(self, offset: int) -> int:
+        """Open metrics.jsonl and cut off what was written behind a checkpoint's offset; the number of bytes that are missing before it."""
         path = self.path / "metrics.jsonl"
         try:
-            self._metrics = path.open("ab", buffering=0)
-            self._metrics.truncate(offset)
+            self._metrics = open(path, "ab", buffering=0, opener=_no_link)  # noqa: SIM115 (closed with the folder)
+            missing = max(0, offset - self._metrics.seek(0, os.SEEK_END))
+            self._metrics.truncate(offset - missing)
         except OSError as error:
             raise explain(error, path) from error
+        return missing
 
     def log_metrics(self, event: dict[str, Any]) -> None:
         """Append one line, at once."""
@@ -102,7 +110,7 @@ class RunFolder:
     def log(self, text: str) -> None:
         """One line for people into log.txt: starts, stops, damage, warnings. Never stops a run."""
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            with open(self.path / "log.txt", "a", encoding="utf-8", opener=_no_link) as file:
                 file.write(f"{now()} {text}\n")
         except OSError:
             pass
@@ -120,16 +128,25 @@ class RunFolder:
         self.close()
 
 
-def check_free(path: Path, *, overwrite: bool) -> list[Path]:
-    """What an old run left in the folder, if it may be deleted; one sentence if it may not, or if a process uses it."""
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """One sentence if a new run cannot have this folder: a process uses it, or something is there that may not be deleted."""
+    if path.is_symlink():
+        raise InputError(
+            f"{path} is a link, and a new run stays in its own folder. Choose another --name or --runs-dir."
+        )
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.")
     try:
-        content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
         if path.is_dir() and (path / ".lock").exists():
             _lock(path).close()
+        _old_run(path, overwrite=overwrite)
     except OSError as error:
         raise explain(error, path) from error
+
+
+def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
+    """What an old run left in the folder, if it may be deleted."""
+    content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
     if content and not (path / MARK).is_file():
         raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
     if content and not overwrite:
@@ -161,7 +178,7 @@ def in_use(path: Path) -> bool:
 
 def _lock(path: Path) -> IO[str]:
     """Take the folder's lock, or say who has it."""
-    file = (path / ".lock").open("a+", encoding="utf-8")
+    file = open(path / ".lock", "a+", encoding="utf-8", opener=_no_link)  # noqa: SIM115 (the folder's owner closes it)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -174,3 +191,8 @@ def _lock(path: Path) -> IO[str]:
     file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
     file.flush()
     return file
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file of the folder itself, never what a link of its name leads to."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
