@@ -45,4 +45,4 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked is not None and not self.patient:
             os._exit(EXIT_AT_ONCE)  # no clean-up on purpose: what is on the disk is whole, and the user asked twice
-        self.asked = signal.Signals(number).name
+        self.asked = self.asked or signal.Signals(number).name
