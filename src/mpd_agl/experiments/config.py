@@ -34,6 +34,8 @@ class ModelConfig(Section):
     """Implementation of the fused step."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
+    recompute: bool = False
+    """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 
 
 class DataConfig(Section):
@@ -95,6 +97,7 @@ class RunConfig(Section):
 
 
 FREE_ON_RESUME = (
+    "model.recompute",
     "data.data_dir",
     "data.download",
     "train.test_batch_size",

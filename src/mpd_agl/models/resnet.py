@@ -79,9 +79,10 @@ class ResNet(Network):
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
         """logits_TNK."""
-        s_TNCHW: Tensor = self.stem(x_SNCHW, num_steps)
+        s_TNCHW = self.stage([self.stem], x_SNCHW, num_steps)
         for number in range(1, self.num_stages + 1):
-            s_TNCHW = self.get_submodule(f"stage{number}")(s_TNCHW)
+            for block in self.get_submodule(f"stage{number}").children():
+                s_TNCHW = self.stage([block], s_TNCHW, num_steps)
         s_TNF = s_TNCHW.mean((3, 4))
         if self.fc1 is not None:
             s_TNF = self.fc1(s_TNF)
