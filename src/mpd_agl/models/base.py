@@ -179,7 +179,7 @@ class Network(nn.Module):
 class Pool(nn.Module):
     """2x2 average pooling at each timestep (2AP)."""
 
-    def forward(self, x_TNCHW: Tensor) -> Tensor:
+    def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Half the size; an odd last row or column is dropped."""
         y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
         return y.view(*x_TNCHW.shape[:2], *y.shape[1:])

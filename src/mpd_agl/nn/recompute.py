@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpd_agl.nn.block import AnnBlock, SpikingBlock
+from mpd_agl.nn.block import SpikingBlock
 
 
 @contextmanager
@@ -30,9 +30,9 @@ def repeating(parts: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
-    """One part after the other; a block is told the number of steps, in case its input stands for all of them."""
+    """One part after the other, each told the number of steps, in case its input is one that stands for all of them."""
     for part in parts:
-        s_TNC = part(s_TNC, num_steps) if isinstance(part, SpikingBlock | AnnBlock) else part(s_TNC)
+        s_TNC = part(s_TNC, num_steps)
     return s_TNC
 
 
