@@ -19,6 +19,7 @@ COMMANDS = {
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
+    "export": "write a run's network as ONNX or NIR",
     "bench": "time and memory of training and inference, side by side with other libraries",
     "data": "list, fetch, verify and show data sets",
 }

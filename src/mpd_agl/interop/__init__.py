@@ -1,0 +1,1 @@
+"""Networks to and from other programs."""
