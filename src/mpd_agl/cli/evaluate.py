@@ -26,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
         "--fast", action="store_true", help="folded, on the quickest backend; checked against the plain path on a batch"
     )
     p.add_argument(
+        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` writes them"
+    )
+    p.add_argument(
         "--exit-threshold",
         metavar="P,P,...",
         help="answer as soon as the running mean's best class has this probability; several make a curve",
@@ -49,6 +52,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.experiments import build
     from mpd_agl.experiments.fast import check_same, early_answers, fast_network
     from mpd_agl.experiments.trained import evaluation_device, load_run
+    from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.kernels import reuse_pages
     from mpd_agl.nn import fold
     from mpd_agl.records import write_atomic
@@ -62,7 +66,11 @@ def run(argv: list[str]) -> int:
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
     plain = (fold(trained.net) if a.fold else trained.net).to(device)
-    net, how = fast_network(trained.net.to(device), device) if a.fast else (plain, "tdBN folded" if a.fold else "")
+    net, how = plain, "tdBN folded" if a.fold else ""
+    if a.fast:
+        net, how = fast_network(plain, device)
+    if a.int8:
+        net, how = plain_network(plain, int8=True), "folded, int8 weights"
     results: dict[int, Evaluation] = {}
     checks: dict[int, tuple[int, int]] = {}
     early: dict[int, list[Early]] = {}
@@ -86,6 +94,7 @@ def run(argv: list[str]) -> int:
             "split": a.split,
             "folded": a.fold or a.fast,
             "fast": a.fast,
+            "int8": a.int8,
             "config": {"model": config.model.model_dump(mode="json"), "data": config.data.name},
             "threads": torch.get_num_threads(),
             "hardware": records.hardware(),
@@ -155,6 +164,8 @@ def parse_thresholds(text: str | None) -> list[float]:
 
 def check_options(a: argparse.Namespace) -> None:
     """What must go together, and where a figure goes."""
+    if a.int8 and a.fast:
+        raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")
     if a.plot is None:
         return
     if a.exit_threshold is None:
