@@ -24,4 +24,16 @@ measure infer-full infer --width 1 --batch 64 --rounds 3 --contenders native spi
 # a sweep continues where it stopped; it is complete when its last point is there
 $agl bench growth --threads "$threads" --quick -o "$folder/growth-train.json"
 $agl bench growth --growth-work infer --axes batch --threads "$threads" --quick -o "$folder/growth-infer.json"
+# a trained network: the demo at T=4 (about 2 minutes), its paths to an answer
+run=${TMPDIR:-/tmp}/mpd-agl-performance
+if [ ! -f "$folder/evaluate-early.json" ]; then
+    [ -f "$run/demo/model.safetensors" ] ||
+        $agl train --preset demo --model.num-steps 4 --train.threads "$threads" --name demo --runs-dir "$run" --overwrite --quiet
+    for path in plain fast int8; do
+        option=$([ "$path" = plain ] || echo "--$path")
+        $agl evaluate "$run/demo" $option --json >"$folder/.part" && mv "$folder/.part" "$folder/evaluate-$path.json"
+    done
+    $agl evaluate "$run/demo" --exit-threshold 0.3,0.5,0.7,0.8,0.9,0.95,0.99,1 --plot "$folder/evaluate-early.svg" --json >"$folder/.part"
+    mv "$folder/.part" "$folder/evaluate-early.json"
+fi
 $agl bench page --records "$folder" -o docs/performance.md

@@ -218,3 +218,21 @@ def test_a_page_without_records_is_refused(tmp_path, capsys):
     assert main(["bench", "page", "--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 2
     assert "tools/measure_performance.sh" in capsys.readouterr().err
     assert not (tmp_path / "page.md").exists()
+
+
+def test_the_page_shows_the_paths_of_a_trained_network(tmp_path):
+    early = [{"threshold": 0.8, "accuracy": 0.982, "mean_steps": 1.0574, "ms_per_image": 0.5}]
+    found = {"num_steps": 4, "accuracy": 0.98, "loss": 0.1, "samples": 1000, "early": early}
+    said = {
+        "results": [found],
+        "config": {"model": {"name": "cnn8", "width": 0.25}, "data": "mnist5k"},
+        "threads": 2,
+        **compare.provenance(),
+    }
+    for name in ("plain", "int8", "early"):
+        (tmp_path / f"evaluate-{name}.json").write_text(json.dumps(said))
+    assert main(["bench", "page", "--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "| int8 | 98.00 % | 0.10000 | 1000 |" in page
+    assert "| 0.8 | 98.20 % | 1.057 | 0.500 |" in page
+    assert "not measured | no train-narrow.json" in page

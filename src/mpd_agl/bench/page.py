@@ -215,6 +215,46 @@ def loads(records: dict[str, dict[str, Any]]) -> str:
     return f"{min(found):.1f} to {max(found):.1f}" if found else "unknown"
 
 
+def answers(records: dict[str, dict[str, Any]], where: str) -> list[str]:
+    """What `mpd-agl evaluate --json` said of one run: the plain path, the fast one, whole weights, early answers."""
+    lines: list[str] = []
+    for name in ("evaluate-plain", "evaluate-fast", "evaluate-int8"):
+        if name in records:
+            r = records[name]["results"][0]
+            lines.append(
+                f"| {name.removeprefix('evaluate-')} | {100 * r['accuracy']:.2f} % | {r['loss']:.5f} | {r['samples']} |"
+            )
+    if lines:
+        lines = [
+            "## Inference of a trained network",
+            "",
+            "| path | accuracy | loss | samples |",
+            "|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    if "evaluate-early" not in records:
+        return lines
+    record = records["evaluate-early"]
+    model, result = record["config"]["model"], record["results"][0]
+    lines += [
+        "### Early answers",
+        "",
+        f"{model['name']} at width {model['width']:g} on {record['config']['data']}, T={result['num_steps']}, {record['threads']} threads: "
+        "a sample ends when the softmax of its mean logits reaches the threshold; what has ended is not computed.",
+        "",
+        f"![accuracy against timesteps and time]({where}/evaluate-early.svg)",
+        "",
+        "| threshold | accuracy | timesteps, mean | ms per image |",
+        "|---|---|---|---|",
+    ]
+    for e in result["early"]:
+        lines.append(
+            f"| {e['threshold']:g} | {100 * e['accuracy']:.2f} % | {e['mean_steps']:.3f} | {e['ms_per_image']:.3f} |"
+        )
+    return [*lines, ""]
+
+
 def write_page(folder: Path, out: Path) -> None:
     """Read the records, draw the figures beside them, write the page."""
     records = read(folder)
@@ -251,7 +291,5 @@ def write_page(folder: Path, out: Path) -> None:
         figure = folder / f"{name}.svg"
         write_atomic(figure, draw.svg_file(plot.curves(record)))
         lines += grown(record, f"{where}/{figure.name}")
-    for record in records.values():
-        if "page" in record:
-            lines += [f"## {record['title']}", "", *record["page"], ""]
+    lines += answers(records, where)
     write_atomic(out, ("\n".join(lines).rstrip() + "\n").encode())

@@ -17,6 +17,7 @@ from mpd_agl.analysis import count_operations, energy, measure_activity
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
+from mpd_agl.experiments.compiling import compile_first
 from mpd_agl.experiments.config import RunConfig
 from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
 from mpd_agl.experiments.watch import build_watch
@@ -130,6 +131,8 @@ def _train(
         clock=clock,
     )
     train, test = build.build_loaders(config, made.train, made.test)
+    if made.backend == "compiled":
+        compile_first(net, train, made.device, config.train.accumulate, display.note)
     settings = config.model_dump(mode="json")
     trackers = build_trackers(config.track, folder.path, settings, saved.at.step if saved else 0, display.note)
     trainer = Trainer(
