@@ -100,7 +100,8 @@ def interpret(graph, x_NCHW, num_steps, dt):
             node = graph.nodes[name]
             kind = type(node).__name__
             if kind == "Conv2d":
-                a = nn.functional.conv2d(a, tensor(node.weight), tensor(node.bias), node.stride, node.padding)
+                stride, padding = (tuple(int(k) for k in pair) for pair in (node.stride, node.padding))
+                a = nn.functional.conv2d(a, tensor(node.weight), tensor(node.bias), stride, padding)
             elif kind == "AvgPool2d":
                 a = nn.functional.avg_pool2d(a, tuple(int(k) for k in node.kernel_size))
             elif kind == "Affine":
