@@ -23,6 +23,8 @@ COMMANDS = {
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
+    "export": "write a run's network as ONNX or NIR",
+    "bench": "time and memory of training and inference, side by side with other libraries",
     "data": "list, fetch, verify and show data sets",
 }
 
