@@ -13,7 +13,7 @@ from tests.faults.tally import Tally
 from tests.train.tiny import fingerprint, tiny
 
 ROOT = Path(__file__).parents[2]
-EPOCHS = 30
+EPOCHS = 12
 HANG_S, RECOVERY_S = 60.0, 10.0
 CHANGES = {
     "train": {"epochs": EPOCHS},
@@ -60,11 +60,11 @@ class Launch:
             return 0
         return sum(line.partition(" ")[2].startswith(("started", "resumed")) for line in lines)
 
-    def wait_for_start(self, number: int) -> bool:
+    def wait_for_start(self, number: int, limit: float = HANG_S) -> bool:
         """Until training has begun so often; False where the run has ended before."""
-        deadline = time.monotonic() + HANG_S
+        deadline = time.monotonic() + limit
         while self.starts() < number:
-            assert time.monotonic() < deadline, f"hang: no start number {number} within {HANG_S:.0f} s"
+            assert time.monotonic() < deadline, f"hang: no start number {number} within {limit:.0f} s"
             if self.process.poll() is not None:
                 return False
             time.sleep(0.02)
@@ -100,7 +100,7 @@ def run(folder: Path, tries: int, draw: Random, limit: float = RECOVERY_S) -> Ta
         rounds += 1
         launch = Launch(folder, f"killed{rounds}", tries)
         try:
-            launch.wait_for_start(1)
+            launch.wait_for_start(1, 600.0)
             while tally.tries < tries and launch.process.poll() is None:
                 _kill(launch, tally, draw, seconds, limit)
             assert launch.end() == 0, (folder / f"killed{rounds}.out").read_text()[-1000:]

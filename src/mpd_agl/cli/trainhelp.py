@@ -12,7 +12,7 @@ from mpd_agl.experiments.resolve import fields_of, flatten, toml_value
 
 EXIT_CODES = (
     "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with --resume; "
-    "130 ended at once by a second Ctrl-C."
+    "76 another process of the run is gone, see mpd-agl launch; 130 ended at once by a second Ctrl-C."
 )
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple[str, ...]: "TEXT ..."}
 
