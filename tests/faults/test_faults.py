@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import disk
+
 ROOT = Path(__file__).parents[2]
-FEW = {"kill": 6, "signals": 3, "bits": 40, "files": 13, "nonfinite": 6, "twice": 4}
+FEW = {"kill": 6, "signals": 3, "bits": 40, "files": 13, "disk": 3, "nonfinite": 6, "hostile": 18, "twice": 4}
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_the_row_holds(name: str, tmp_path: Path) -> None:
+    if name == "disk" and (reason := disk.unavailable()):
+        pytest.skip(reason)
     out = tmp_path / "record.json"
     command = [sys.executable, "-m", "tests.faults", name, "--tries", str(FEW[name]), "--seed", "1", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=ROOT)
