@@ -35,16 +35,16 @@ spec.loader.exec_module(made)
 
 FACTOR = int(os.environ.get("MPD_AGL_FUZZ_RECORDS", "1"))
 CASES = {
-    "config text": 150,
-    "config values": 150,
-    "manifest": 150,
-    "signed manifest": 150,
-    "state": 100,
-    "record text": 100,
-    "record values": 150,
-    "metrics": 150,
-    "weights": 100,
-    "pt": 100,
+    "config text": 70,
+    "config values": 70,
+    "manifest": 70,
+    "signed manifest": 70,
+    "state": 50,
+    "record text": 50,
+    "record values": 70,
+    "metrics": 70,
+    "weights": 50,
+    "pt": 50,
 }
 
 
