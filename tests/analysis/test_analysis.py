@@ -214,3 +214,13 @@ def test_detail_against_the_definitions(monkeypatch, block, most):
             assert detail.gamma_C == pytest.approx(layer.norm.weight.tolist(), rel=1e-4)
             assert detail.beta_C == pytest.approx(layer.norm.bias.tolist(), rel=1e-4)
         assert sum(detail.gamma_C) / len(detail.gamma_C) == pytest.approx(shot.layers[name].gamma_bar, abs=1e-4)
+
+
+def test_a_histogram_leaves_nan_out_and_keeps_infinities() -> None:
+    from mpd_agl.analysis.histogram import BINS, histogram
+
+    inf, nan = float("inf"), float("nan")
+    x_TNC = torch.tensor([[[nan], [0.51], [inf], [-inf], [nan]]])
+    one = torch.ones(1)
+    h = histogram(x_TNC, 0 * one, one, 0 * one, torch.tensor(0.5), v_th=0.5, num_steps=1)
+    assert {b: n for b, n in enumerate(h.count_TB[0]) if n} == {0: 1, 33: 1, BINS + 1: 1}

@@ -240,9 +240,16 @@ BAD: list[tuple[str, str]] = [
     ("--preset demo --train.batch-size 5000", "train.batch_size is 5000, and mnist5k has 4000 training samples"),
     ("--preset demo --train.batch-size 3999", "leave one alone"),
     ("--preset demo --data.train-samples 9999", "data.train_samples is 9999, and mnist5k has 4000"),
+    ("--preset demo --data.train-samples 9999 --dry-run", "data.train_samples is 9999, and mnist5k has 4000"),
+    (
+        "--preset cifar10-resnet19-t2 --no-data.download --data.train-samples 50001 --dry-run",
+        "data.train_samples is 50001, and cifar10 has 50000",
+    ),
+    ("--preset demo --data.holdout 4000", "data.holdout is 4000, and mnist5k has 4000 training samples"),
+    ("--preset demo --data.holdout 400 --data.train-samples 3601", "data.train_samples is 3601, and mnist5k has 3600"),
     ("--preset demo --name ../up", "a run's name is"),
-    ("--preset demo --train.device tpu", "train.device 'tpu' does not work here"),
-    ("--preset demo --train.device cuda", "train.device 'cuda' does not work here"),
+    ("--preset demo --train.device tpu", "train.device must be a device that works here, got 'tpu'"),
+    ("--preset demo --train.device cuda", "Use --train.device cpu, or auto."),
     ("--config nowhere.toml", "no configuration at nowhere.toml"),
     ("--resume nowhere", "nowhere is not there"),
     ("--resume nowhere --overwrite", "--overwrite does not go with --resume"),
@@ -280,6 +287,19 @@ def test_other_commands_on_bad_input(runs: Path, tmp_path: Path, capsys: pytest.
         (["predict", run, str(tmp_path / "x.png")], "is no image that can be read"),
         (["predict", run, str(tmp_path / "x.png"), "--top", "0"], "--top must be at least 1"),
         (["runs", str(tmp_path / "none")], "no folder of runs"),
+        (["runs", str(runs), "--runs-dir", str(tmp_path)], "two folders of runs"),
+        (["runs", "--revers"], "unknown option --revers. Did you mean --reverse?"),
+        (["runs", "--sort", "size"], "argument --sort: invalid choice: 'size'"),
+        (["evaluate", run, "--num-step", "2"], "unknown option --num-step. Did you mean --num-steps?"),
+        (["evaluate"], "the following arguments are required: RUN. See mpd-agl evaluate --help."),
+        (["predict", run, "x.png", "--inverted"], "unknown option --inverted. Did you mean --invert?"),
+        (["report", run, "--figure", "x"], "unknown option --figure. Did you mean --figures?"),
+        (["energy", "cnn8", "--sample=3"], "unknown option --sample. Did you mean --samples?"),
+        (["energy", "cnn8", "--num-steps", "two"], "argument --num-steps: invalid int value: 'two'"),
+        (["info", "--jsn"], "unknown option --jsn. Did you mean --json?"),
+        (["info", "now"], "unexpected argument 'now'. See mpd-agl info --help."),
+        (["data", "show", "mnist5k", "--spilt", "test"], "unknown option --spilt. Did you mean --split?"),
+        (["data", "shwo", "mnist5k"], "invalid choice: 'shwo'"),
     ):
         assert main(args) == 2, args
         err = capsys.readouterr().err
@@ -379,3 +399,45 @@ def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
     ask = 'COMP_WORDS=(mpd-agl train --preset cifar10d); COMP_CWORD=3; _mpd_agl; echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
     assert sorted(done.stdout.split()) == ["cifar10dvs-vggsnn", "cifar10dvs-vggsnn-tet"]
+
+
+def test_runs_takes_its_folder_either_way(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for options in ([str(runs)], ["--runs-dir", str(runs)], [str(runs), "--runs-dir", str(runs)]):
+        assert main(["runs", *options, "--json"]) == 0
+        outputs.append([{**json.loads(line), "time": 0} for line in capsys.readouterr().out.splitlines()])
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert "one" in {row["name"] for row in outputs[0]}
+
+
+def test_the_confusion_table_names_its_timesteps(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for steps, named in (("1,2", 2), ("3,1", 3)):  # as trained where that is among them, else the first
+        assert main(["evaluate", str(runs / "one"), "--num-steps", steps]) == 0
+        assert f"confusion at T={named}: a row is the true class" in " ".join(capsys.readouterr().out.split())
+
+
+def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpd_agl.experiments import build
+    from mpd_agl.experiments.resolve import resolve
+
+    assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--data.train-samples", "0", "--dry-run") == 0
+    assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--seed", "1") == 0
+    out = capsys.readouterr().out
+    assert "scored on 30 held-out training samples" in out
+    assert re.search(r"epoch 2/2 .*  validation +[\d.]+ %", out)
+    assert re.search(r"validation accuracy [\d.]+ % at the last epoch, 2 \(best on the held-out samples", out)
+    record = json.loads((tmp_path / "held" / "record.json").read_text())
+    assert record["data"]["test"]["samples"] == record["data"]["test"]["holdout"] == 30
+    assert record["final"]["test_accuracy"] * 30 == pytest.approx(round(record["final"]["test_accuracy"] * 30))
+    assert main(["evaluate", str(tmp_path / "held"), "--split", "validation", "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)["results"][0]
+    assert (held["samples"], held["accuracy"]) == (30, record["final"]["test_accuracy"])
+    assert main(["evaluate", str(tmp_path / "held"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["samples"] == 40  # the test set is the test set
+
+    config = resolve({"data": {"name": "mnist5k", "holdout": 1000}})
+    parts = [build.build_data(config, split) for split in ("train", "validation")]
+    whole = build.build_data(resolve({"data": {"name": "mnist5k"}}), "train")
+    assert [len(p) for p in parts] == [3000, 1000]
+    images = [x.tobytes() for p in parts for x in p.x]
+    assert sorted(images) == sorted(x.tobytes() for x in whole.x)

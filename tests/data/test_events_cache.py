@@ -165,3 +165,8 @@ def test_what_cannot_be_sent_to_workers_is_refused(tmp_path):
 def test_no_recordings_are_refused(tmp_path):
     with pytest.raises(InputError, match="at least one recording, got 0"):
         build_frames(read, 0, CONFIG, tmp_path, key="k", progress=False)
+
+
+def test_no_output_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    build_frames(read, COUNT, CONFIG, tmp_path, key="k", workers=0)
+    assert capfd.readouterr() == ("", "")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpd_agl.data.loader import Loader
+from mpd_agl.data.share import part_sizes
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 
@@ -103,13 +104,19 @@ def test_worker_batch_size_and_restart_do_not_matter(data, augment):
         return everything([*head, *again.epoch(4, start_step=stop)])
 
     x, y = all_of(10, 1)
-    for other_x, other_y in (all_of(10, 0), all_of(7, 1), all_of(10, 1, stop=2), all_of(4, 0, stop=3)):
+    for other_x, other_y in (
+        all_of(10, 0),
+        all_of(7, 1),
+        all_of(10, 1, stop=2),
+        all_of(4, 0, stop=3),
+        all_of(10, 4, stop=1),
+    ):
         assert torch.equal(other_y, y)
         assert torch.equal(other_x, x)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 25), st.integers(0, 30), st.integers(0, 1), st.booleans())
+@given(st.integers(1, 25), st.integers(0, 30), st.integers(0, 4), st.booleans())
 def test_any_stop_continues(batch_size, stop, num_workers, drop_last):
     if drop_last and batch_size > 23:
         return
@@ -134,6 +141,35 @@ def test_ranks_share_the_batches_of_one_process(world, train):
     for (x, y), *parts in zip(alone.epoch(2), *(loader.epoch(2) for loader in ranks), strict=True):
         assert torch.equal(torch.cat([part[0] for part in parts]), x)
         assert torch.equal(torch.cat([part[1] for part in parts]), y)
+
+
+@pytest.mark.parametrize("num_workers", range(5))
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_order_and_augmentation_do_not_know_ranks_or_workers(world, num_workers):
+    """103 samples in batches of 20: the last has 3, and of 4 ranks one gets none. Ranks join in mid-epoch."""
+    data, parts = images(), 2
+    alone = Loader(data, batch_size=20, seed=5, train=True, augment="cifar", num_workers=0, parts=parts)
+    ranks = [
+        Loader(
+            data,
+            batch_size=20,
+            seed=5,
+            train=True,
+            augment="cifar",
+            num_workers=num_workers,
+            rank=rank,
+            world_size=world,
+            parts=parts,
+        ).epoch(3, start_step=2)
+        for rank in range(world)
+    ]
+    for (x, y), *shares in zip(alone.epoch(3, start_step=2), *ranks, strict=True):
+        sizes = [part_sizes(len(y), parts, rank, world) for rank in range(world)]
+        pieces = [
+            [share[0].split(size)[k] for share, size in zip(shares, sizes, strict=True)] for k in range(len(sizes[0]))
+        ]
+        assert torch.equal(torch.cat([piece for part in pieces for piece in part]), x)
+        assert sum(len(share[1]) for share in shares) == len(y)
 
 
 def test_no_thread_is_left_behind():
@@ -197,9 +233,9 @@ def test_a_memory_mapped_set_is_not_copied(tmp_path):
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch size must be at least 1, got 0"),
-        ({"num_workers": 4}, "0 or 1 workers, got 4"),
+        ({"num_workers": 17}, "0 to 16 workers, got 17"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1, got 2"),
-        ({"world_size": 3}, "cannot be shared by 3 processes"),
+        ({"batch_size": 2, "world_size": 3}, "cannot be shared by 3 processes"),
         ({"batch_size": 200, "drop_last": True}, "103 samples, fewer than a batch of 200"),
         ({"augment": ("crp",)}, "Did you mean 'crop'"),
         ({"augment": ("crop=32",)}, "cannot crop 32x32 images with a padding of 32"),

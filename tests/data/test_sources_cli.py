@@ -170,3 +170,14 @@ def test_help_is_fast_and_needs_no_torch_or_numpy():
 def test_loading_needs_no_torch():
     script = "import sys; from mpd_agl.data import load, verify, show; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_show_says_what_it_put_into_the_cache(capsys, tmp_path, monkeypatch):
+    x, y = write_cifar10_python(tmp_path / "c")
+    tiny_cifar10(monkeypatch, **hashes(x, y))
+    options = ("--data-dir", tmp_path / "c", "--cache-dir", tmp_path / "cache", "-o", tmp_path / "a.png")
+    code, out, err = run(capsys, "show", "cifar10", *options)
+    (place,) = (tmp_path / "cache" / "converted").iterdir()
+    assert (code, out) == (0, f"{tmp_path / 'a.png'}\n")
+    assert err == f"mpd-agl: cifar10 was read once and is kept for training in {place}\n"
+    assert run(capsys, "show", "cifar10", *options)[2] == ""

@@ -22,7 +22,7 @@ from tests.faults import tally
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "faults"
-ROWS = ("kill", "signals", "bits", "files", "disk", "nonfinite", "hostile", "mutated", "twice", "soak")
+ROWS = ("kill", "ranks", "signals", "bits", "files", "disk", "nonfinite", "hostile", "mutated", "twice", "soak")
 
 
 def row(name: str) -> tally.Row:

@@ -1,6 +1,6 @@
 """The rows of the table."""
 
-from tests.faults import bits, disk, files, hostile, kill, mutated, nonfinite, signals, soak, twice
+from tests.faults import bits, disk, files, hostile, kill, mutated, nonfinite, ranks, signals, soak, twice
 from tests.faults.tally import Row
 
 ROWS = {
@@ -10,6 +10,12 @@ ROWS = {
         "at most one save interval repeated",
         nightly=200,
         run=kill.run,
+    ),
+    "ranks": Row(
+        fault="kill -9 of one of two ranks",
+        must_hold="recovers at the first restart, under 10 s, no hang over 60 s; the run ends with the bytes of an undisturbed one",
+        nightly=50,
+        run=ranks.run,
     ),
     "signals": Row(
         fault="SIGTERM, SIGINT, a second signal during the save",

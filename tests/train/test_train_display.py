@@ -98,6 +98,8 @@ def test_lines_within_a_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     lines.figures({"firing": 0.123})
     lines.step(Progress(step=4, epoch_step=4, loss_sum=30, correct=5, seen=20, epoch_s=2))
     lines.event(EPOCH)
+    lines.scored = "validation"
+    lines.event(EPOCH)  # nothing was looked at since: no figures, in place of old ones
     lines.close()
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "net: 2 epochs of 10 steps"
@@ -105,6 +107,7 @@ def test_lines_within_a_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
         r"  epoch 1, step 4/10  loss 1.5000  train 25.00 %  10 images/s  firing 12.3 %  \d+ s left", out[1]
     )
     assert out[2] == "epoch 1/2  loss 1.5000  train 50.00 %  test 25.00 %  lr 0.1  7 images/s  firing 12.3 %"
+    assert out[3] == "epoch 1/2  loss 1.5000  train 50.00 %  validation 25.00 %  lr 0.1  7 images/s"
 
 
 def test_the_live_display_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

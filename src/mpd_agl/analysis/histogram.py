@@ -16,7 +16,7 @@ MOST_VALUES = 2**17
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts per timestep: values under `low`, then `BINS` equal bins, then values from `high` on."""
+    """Counts per timestep: values under `low`, then `BINS` equal bins, then values from `high` on; NaN is in none."""
 
     low: float
     high: float
@@ -43,6 +43,7 @@ def histogram(
     low, high = v_th * (1 - REACH), v_th * (1 + REACH)
     counts = []
     for v_MC in plain.potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps):
-        place = ((v_MC - low) * (BINS / (high - low))).floor().nan_to_num().clamp(-1, BINS).long() + 1
-        counts.append(torch.bincount(place.flatten(), minlength=BINS + 2).tolist())
+        place = ((v_MC - low) * (BINS / (high - low))).floor()
+        place = place[~place.isnan()].clamp(-1, BINS).long() + 1
+        counts.append(torch.bincount(place, minlength=BINS + 2).tolist())
     return Histogram(low, high, counts, samples)

@@ -156,7 +156,11 @@ def _look(
         to_current = block.current_map(x_SNC)
     neuron = block.neuron
     sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend)
-    means_T6 = sums_T6 / (shape.numel() // T)
+    sizes = [shape.numel() // T, float(torch.count_nonzero(seen["input"])), seen["input"].numel()]
+    if block.training and neuron.replicas is not None:  # other processes hold parts of this batch
+        sums_T6, sizes = _all_parts(sums_T6, sizes, neuron.replicas)
+    count, active, inputs = sizes
+    means_T6 = sums_T6 / count
     norms = block.norms(add)
     gamma_C = torch.cat([n.weight for n in norms]) if norms else torch.ones(1)
     beta_C = torch.cat([n.bias for n in norms]) if norms else torch.zeros(1)
@@ -178,7 +182,7 @@ def _look(
         exact_var_T=moments["exact"][1],
         input_mean=float(input_mean),
         input_var=float(input_square - input_mean**2),
-        rate_in=float(torch.count_nonzero(seen["input"])) / seen["input"].numel(),
+        rate_in=active / inputs,
         tau=float(block.neuron.tau),
         gamma_bar=float(gamma_C.mean()),
         gamma_rms=float(gamma_C.square().mean().sqrt()),
@@ -188,9 +192,15 @@ def _look(
             gamma_C=_short(gamma_C),
             beta_C=_short(beta_C),
         )
-        if detail
+        if detail and N
         else None,
     )
+
+
+def _all_parts(sums_T6: Tensor, sizes: list[float], replicas: kernels.Replicas) -> tuple[Tensor, list[float]]:
+    """The sums over a batch that several processes share."""
+    all_ = replicas.sum(torch.cat([sums_T6.flatten(), sums_T6.new_tensor(sizes)]))
+    return all_[:-3].view_as(sums_T6), all_[-3:].tolist()
 
 
 def _short(x_C: Tensor) -> list[float]:

@@ -12,10 +12,13 @@ from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
+    "launch": "train on several processes or nodes, through torchrun",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
+    "reproduce": "the paper's tables and figures, its numbers beside ours; continues where it was stopped",
     "runs": "list runs: method, data, accuracy, time",
+    "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",

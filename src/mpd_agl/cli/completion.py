@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import get_args
 
+from mpd_agl.cli.arguments import Parser
+
 SCRIPT = r"""_mpd_agl() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=""
   COMPREPLY=()
@@ -30,7 +32,7 @@ complete -o filenames -F _mpd_agl mpd-agl
 
 def run(argv: list[str]) -> int:
     """Print the script."""
-    p = argparse.ArgumentParser(prog="mpd-agl completion", description='Use: eval "$(mpd-agl completion bash)"')
+    p = Parser(prog="mpd-agl completion", description='Use: eval "$(mpd-agl completion bash)"')
     p.add_argument("shell", choices=("bash", "zsh"))
     shell = p.parse_args(argv).shell
     print(("autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "") + script(), end="")

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the four subcommands."""
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog="mpd-agl data",
         description="List, fetch, verify and show data sets.",
         epilog=EXAMPLES,
@@ -29,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="name the data sets and what is at hand")
     fetch = commands.add_parser("fetch", help="bring a data set into the cache: official address, or a mirror")
     verify = commands.add_parser("verify", help="read every sample; print counts, means and hashes")
-    show = commands.add_parser("show", help="write a PNG with labelled samples")
+    show = commands.add_parser(
+        "show", help="write a PNG with labelled samples; a set that is not in the cache is brought there first"
+    )
     for command in (fetch, verify, show):
         command.add_argument("name", metavar="NAME", help="a data set's name, as `mpd-agl data list` prints it")
         command.add_argument("--data-dir", type=Path, metavar="DIR", help="folder or archive with the official files")
@@ -61,11 +64,21 @@ def run(argv: list[str]) -> int:
     out = args.out or Path(f"{args.name}.png")
     if out.suffix.lower() != ".png":
         raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
+    before = _cached(args.cache_dir)
     show(
         args.name, out, split=args.split, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial
     )
+    for place in sorted(_cached(args.cache_dir) - before):
+        print(f"mpd-agl: {args.name} was read once and is kept for training in {place}", file=sys.stderr)
     print(out)
     return 0
+
+
+def _cached(cache_dir: Path | None) -> set[Path]:
+    """The sets that the cache holds."""
+    from mpd_agl.data.sources import cache_root
+
+    return {p for kind in ("converted", "unpacked") for p in (cache_root(cache_dir) / kind).glob("*")}
 
 
 def _table(cache_dir: Path | None) -> str:

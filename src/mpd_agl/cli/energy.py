@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mpd-agl energy",
         description="Operations and energy of one inference, per layer and in total, with the iso-architecture ANN beside it.",
     )

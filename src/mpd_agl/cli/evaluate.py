@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="mpd-agl evaluate", description="Test a run's network on its data set.")
+    p = Parser(prog="mpd-agl evaluate", description="Test a run's network on its data set.")
     p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     p.add_argument(
         "--num-steps", metavar="T,T,...", help="timesteps, fewer or more than trained with (default: as trained)"
     )
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
-    p.add_argument("--split", default="test", choices=("test", "train"), help="which samples (default test)")
+    p.add_argument(
+        "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
+    )
     p.add_argument("--data-dir", metavar="DIR", help="folder with the official files, in place of the run's")
     p.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return p
@@ -76,8 +79,8 @@ def run(argv: list[str]) -> int:
     for T, e in results.items():
         as_trained = " (as trained)" if config.model.num_steps == T else ""
         print(f"T={T}: accuracy {100 * e.accuracy:.2f} %, loss {e.loss:.4f}, {e.count} samples{as_trained}")
-    shown = results.get(config.model.num_steps) or next(iter(results.values()))
-    _print_tables(shown, trained.record.data["classes"])
+    T = config.model.num_steps if config.model.num_steps in results else next(iter(results))
+    _print_tables(results[T], T, trained.record.data["classes"])
     return 0
 
 
@@ -93,7 +96,7 @@ def parse_steps(text: str | None) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _print_tables(e: "Evaluation", classes: list[str]) -> None:
+def _print_tables(e: "Evaluation", T: int, classes: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -101,11 +104,12 @@ def _print_tables(e: "Evaluation", classes: list[str]) -> None:
     if K > 20:
         worst = sorted((v, n) for v, n in zip(e.per_class_K, classes, strict=True) if v is not None)
         console.print(
-            f"{K} classes; the weakest: " + ", ".join(f"{n} {100 * v:.0f} %" for v, n in worst[:10]), markup=False
+            f"{K} classes, T={T}; the weakest: " + ", ".join(f"{n} {100 * v:.0f} %" for v, n in worst[:10]),
+            markup=False,
         )
         console.print("All classes and the confusion matrix: --json.")
         return
-    table = Table(title="confusion: a row is the true class, a column the prediction")
+    table = Table(title=f"confusion at T={T}: a row is the true class, a column the prediction")
     short = all(len(name) <= 3 for name in classes)
     table.add_column("class")
     table.add_column("right", justify="right", no_wrap=True)

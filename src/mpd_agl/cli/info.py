@@ -4,10 +4,12 @@ import argparse
 import json
 from typing import Any
 
+from mpd_agl.cli.arguments import Parser
+
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="mpd-agl info", description="What is installed and what works here.")
+    p = Parser(prog="mpd-agl info", description="What is installed and what works here.")
     p.add_argument("--json", action="store_true", help="print JSON")
     return p
 

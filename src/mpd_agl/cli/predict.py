@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 LARGEST = 64_000_000
@@ -14,7 +15,7 @@ LARGEST = 64_000_000
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="mpd-agl predict", description="Classify images with a run's network.")
+    p = Parser(prog="mpd-agl predict", description="Classify images with a run's network.")
     p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     p.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="PNG, JPEG, ... of any size")
     p.add_argument("--top", type=int, default=3, help="classes to name per image (default 3)")

@@ -3,12 +3,13 @@
 import argparse
 from pathlib import Path
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mpd-agl report",
         description="Make one HTML page from runs' records: it trains nothing and asks no server. Several runs are compared.",
     )

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "best", "time", "started")
@@ -13,12 +14,9 @@ COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "b
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(
-        prog="mpd-agl runs", description="List runs. Accuracy is the last epoch's; best is on the test set."
-    )
-    p.add_argument(
-        "folder", type=Path, nargs="?", default=Path("runs"), metavar="DIR", help="folder of runs (default runs)"
-    )
+    p = Parser(prog="mpd-agl runs", description="List runs. Accuracy is the last epoch's; best is on the test set.")
+    p.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="folder of runs (default runs)")
+    p.add_argument("--runs-dir", type=Path, metavar="DIR", help="the same, as `mpd-agl train` calls it")
     p.add_argument("--sort", default="started", choices=COLUMNS, help="column to sort by (default started)")
     p.add_argument("--reverse", action="store_true", help="from the other end")
     p.add_argument("--json", action="store_true", help="print JSON lines")
@@ -28,18 +26,21 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """Read the records and print."""
     a = parser().parse_args(argv)
-    if not a.folder.is_dir():
+    if a.folder and a.runs_dir and a.folder != a.runs_dir:
+        raise InputError(f"two folders of runs: {a.folder} and --runs-dir {a.runs_dir}. Name one.")
+    folder: Path = a.folder or a.runs_dir or Path("runs")
+    if not folder.is_dir():
         raise InputError(
-            f"no folder of runs at {a.folder}. Train one with `mpd-agl train --preset demo`, or name the folder."
+            f"no folder of runs at {folder}. Train one with `mpd-agl train --preset demo`, or name the folder."
         )
-    rows = [row for path in sorted(a.folder.iterdir()) if (row := read_row(path)) is not None]
+    rows = [row for path in sorted(folder.iterdir()) if (row := read_row(path)) is not None]
     rows.sort(key=lambda r: (r[a.sort] is not None, r[a.sort]), reverse=a.reverse)
     if a.json:
         for row in rows:
             print(json.dumps(row))
         return 0
     if not rows:
-        print(f"no runs in {a.folder}")
+        print(f"no runs in {folder}")
         return 0
     _print(rows)
     return 0
@@ -67,7 +68,7 @@ def read_row(path: Path) -> dict[str, Any] | None:
                 "status": "running" if alive else status,
                 "method": "ann" if config["model"]["ann"] else str(config["method"]),
                 "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
-                "data": str(config["data"]["name"]),
+                "data": str(config["data"]["name"]) + (" (held out)" if config["data"].get("holdout") else ""),
                 "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
                 "accuracy": _number(last.get("test_accuracy")),
                 "best": _number(best.get("test_accuracy")),

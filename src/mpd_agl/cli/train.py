@@ -1,6 +1,9 @@
 """`mpd-agl train`: a run from a preset, a file and the command line; `--resume` continues one, `--dry-run` measures one."""
 
 import json
+import os
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,24 @@ from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
 from mpd_agl.experiments.presets import read_preset
 from mpd_agl.experiments.resolve import flatten, merge, nest, read_toml, resolve
-from mpd_agl.train.runfolder import RunFolder, check_free, check_name
+from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run
+
+EXIT_BAD = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a command line asks for, checked: a run to start (with a configuration) or to continue (without)."""
+
+    options: Options
+    path: Path
+    config: RunConfig | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def rank() -> int:
+    """The number of this process among those of its run, as a launcher set it."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def run(argv: list[str]) -> int:
@@ -17,19 +37,28 @@ def run(argv: list[str]) -> int:
     options = parse(argv)
     if "help" in options.flags:
         return _help(options)
-    if "resume" in options.values:
-        return _resume(options)
-    table, mistakes = gather(options)
-    path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
-    dry = "dry-run" in options.flags
-    if not mistakes and not dry:
-        check_free(path, overwrite="overwrite" in options.flags)  # before torch is imported: a refusal takes no second
-    config = resolve(table, given=options.overrides, mistakes=mistakes)
-    if dry:
+    try:
+        task = prepare(options, free="TORCHELASTIC_RUN_ID" not in os.environ)
+    except InputError:
+        if rank():  # rank 0 says it
+            return EXIT_BAD
+        raise
+    if "dry-run" in options.flags and task.config is not None:
         from mpd_agl.cli.dryrun import show
 
-        return show(config, as_json="json" in options.flags)
-    return _train(options, path, config)
+        return show(task.config, as_json="json" in options.flags)
+    return _train(task)
+
+
+def prepare(options: Options, *, free: bool) -> Task:
+    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal takes no second."""
+    if "resume" in options.values:
+        return _prepare_resume(options, free)
+    table, mistakes = gather(options)
+    path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
+    if free and not mistakes and "dry-run" not in options.flags:
+        check_free(path, overwrite="overwrite" in options.flags)
+    return Task(options, path, resolve(table, given=options.overrides, mistakes=mistakes))
 
 
 def _help(options: Options) -> int:
@@ -66,7 +95,7 @@ def run_name(options: Options, table: dict[str, Any]) -> str:
     return check_name(f"{what}-{method}-s{values['seed']}")
 
 
-def _resume(options: Options) -> int:
+def _prepare_resume(options: Options, free: bool) -> Task:
     surplus = sorted(
         (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
     )
@@ -78,39 +107,62 @@ def _resume(options: Options) -> int:
             mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:\n  " + "\n  ".join(mistakes)
         )
     path = Path(options.values["resume"]).expanduser()
-    RunFolder.open(path).close()
+    check_run(path)
+    if free:
+        RunFolder.open(path).close()
     changes = nest(options.overrides)
     if "config" in options.values:
         changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
-    return _train(options, path, None, changes)
+    return Task(options, path, None, changes)
 
 
-def _train(options: Options, path: Path, config: RunConfig | None, changes: dict[str, object] | None = None) -> int:
-    """Start (with a configuration) or resume (without), and tell how it ended."""
-    from mpd_agl.experiments.training import resume, start
-    from mpd_agl.train.console import build_display, duration
+def _train(task: Task) -> int:
+    """Start or resume, on this process or as one of several, and tell how it ended."""
+    from mpd_agl.experiments.training import began_in_this_launch, resume, start
+    from mpd_agl.train.console import Mute, build_display, duration
+    from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
+    options, path, config = task.options, task.path, task.config
     quiet, as_json = "quiet" in options.flags, "json" in options.flags
-    display = build_display("json" if as_json else "quiet" if quiet else "auto")
+    display = build_display("json" if as_json else "quiet" if quiet else "auto") if rank() == 0 else Mute()
     try:
-        if config is None:
-            record = resume(path, changes or {}, display)
-        else:
-            record = start(config, path, display, overwrite="overwrite" in options.flags)
+        with connect() as ranks:
+            if config is None:
+                record = resume(path, task.changes, display, ranks=ranks)
+            elif began_in_this_launch(path, ranks):
+                record = resume(path, {}, display, ranks=ranks, restarted=True)
+            else:
+                record = start(config, path, display, overwrite="overwrite" in options.flags, ranks=ranks)
+    except PeerLost as lost:
+        if rank() == 0:
+            print(
+                f"mpd-agl: another process of this run is gone ({lost}); the last checkpoint stands.", file=sys.stderr
+            )
+        return EXIT_ALONE
+    except EndedTogether:
+        return EXIT_BAD
+    except InputError as error:
+        raise InputError(f"rank {rank()}: {error}" if rank() else str(error)) from error
     except Stopped as stop:
+        if rank():
+            return EXIT_SAVED
         if as_json:
             print(json.dumps({"event": "stopped", "by": stop.by, "step": stop.step}))
         else:
             print(f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}")
         return EXIT_SAVED
+    if rank():
+        return 0
     if as_json:
         print(json.dumps({"event": "record", **record.to_dict()}))
         return 0
     final, best = record.final or {}, record.best_on_test or {}
+    held_out = record.config["data"].get("holdout")
+    scored, where = ("validation", "held-out samples") if held_out else ("test", "test set")
     print(
-        f"test accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
-        f"(best on the test set: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
+        f"{scored} accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
+        f"(best on the {where}: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
         f"{duration(record.clock['elapsed_s'])}; {path}"
     )
     return 0

@@ -26,10 +26,9 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 
 from mpd_agl.data.events import check_config, to_frames
+from mpd_agl.data.progress import progress as bar
 from mpd_agl.data.types import EventStream, FrameConfig
 from mpd_agl.errors import InputError
 
@@ -109,15 +108,20 @@ def _is_done(array_path: Path, header_path: Path, header: dict[str, Any]) -> boo
 def _make_parts(read: Read, count: int, config: FrameConfig, parts_dir: Path, *, workers: int, progress: bool) -> None:
     starts = range(0, count, CHUNK)
     todo = [start for start in starts if not _is_part(parts_dir, start, count, config)]
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        task = bar.add_task("events to frames", total=len(starts), completed=len(starts) - len(todo))
-        if workers <= 0:
-            for start in todo:
-                _make_part(read, start, min(start + CHUNK, count), config, parts_dir)
-                bar.advance(task)
-            return
-        for _ in _in_processes(read, todo, count, config, parts_dir, workers):
-            bar.advance(task)
+    if workers > 0:
+        made = _in_processes(read, todo, count, config, parts_dir, workers)
+    else:
+        made = _in_turn(read, todo, count, config, parts_dir)
+    with bar("events to frames", len(starts), shown=progress) as report:
+        for done, _ in enumerate(made, len(starts) - len(todo) + 1):
+            report(done, len(starts))
+
+
+def _in_turn(read: Read, todo: list[int], count: int, config: FrameConfig, parts_dir: Path) -> Iterator[None]:
+    """Make the parts in this process, yielding after each."""
+    for start in todo:
+        _make_part(read, start, min(start + CHUNK, count), config, parts_dir)
+        yield
 
 
 def _in_processes(

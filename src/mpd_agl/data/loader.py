@@ -1,7 +1,7 @@
 """Batches for training, made ahead; order and augmentation depend on (seed, epoch) alone.
 
-One thread makes the next batches while the model works on the present one: numpy lets go of the interpreter in its long
-loops, nothing is copied or sent between processes, a memory-mapped set is shared, and no process can be left behind.
+Threads make the next batches while the model works on the present one, mostly one: numpy lets go of the interpreter in its
+long loops, nothing is copied or sent between processes, a memory-mapped set is shared, and no process can be left behind.
 
 Shapes: N batch, T frames, C channels, H height, W width.
 """
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mpd_agl.data.augment import Augmentation, normalise
 from mpd_agl.data.counter import permutation
+from mpd_agl.data.share import share
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 
@@ -25,7 +26,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 _STREAM = 0x0DE7
 _AHEAD = 2
-"""Batches made ahead: one in hand, one being made."""
+"""Batches that a worker makes ahead: one in hand, one being made."""
+MOST_WORKERS = 16
 
 
 class Loader:
@@ -33,8 +35,8 @@ class Loader:
 
     `epoch(e)` gives the batches of epoch e; `epoch(e, start_step=s)` the same ones from the s-th on, so a run stopped
     after s batches continues as if it had not been. With `train` the samples come shuffled and augmented, else in
-    order and as they are. With `world_size` processes, batch b of the whole run is cut into as many slices and `rank`
-    gets its own: `batch_size` counts the samples of all ranks together.
+    order and as they are. With `world_size` processes, each of the `parts` of batch b of the whole run is cut into as
+    many slices and `rank` gets its own: `batch_size` counts the samples of all ranks together.
 
         loader = Loader(dataset, batch_size=100, seed=0, train=True, augment="cifar")
         for x, y in loader.epoch(0):
@@ -53,16 +55,19 @@ class Loader:
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        parts: int = 1,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"the batch size must be at least 1, got {batch_size}; use 100, as the paper does.")
-        if num_workers not in (0, 1):
-            raise InputError(f"the loader has 0 or 1 workers, got {num_workers}; one keeps up with training, use 1.")
+        if not 0 <= num_workers <= MOST_WORKERS:
+            raise InputError(
+                f"the loader has 0 to {MOST_WORKERS} workers, got {num_workers}; one mostly keeps up with training, use 1."
+            )
         if not 0 <= rank < world_size:
             raise InputError(f"rank must be from 0 to {world_size - 1}, got {rank}; set it by the launcher.")
-        if batch_size % world_size:
+        if batch_size < world_size:
             raise InputError(
-                f"a batch of {batch_size} cannot be shared by {world_size} processes; use a multiple of {world_size}."
+                f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
             )
         if dataset.x.ndim not in (4, 5) or dataset.x.dtype != np.uint8 or len(dataset.x) != len(dataset.y):
             raise InputError(
@@ -83,6 +88,7 @@ class Loader:
         self.drop_last = drop_last
         self.rank = rank
         self.world_size = world_size
+        self.parts = parts
         self.augmentation = Augmentation(augment if train else (), dataset.mean)
         # One sample through the whole pipeline: what does not fit the data is refused now, not in the worker.
         self.make(np.arange(min(1, len(dataset))), 0)
@@ -114,8 +120,7 @@ class Loader:
     def batch(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         """Make batch `step` of an epoch whose order is given: this rank's share of it."""
         whole = order[step * self.batch_size : (step + 1) * self.batch_size]
-        left, right = (len(whole) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        return self.make(whole[left:right], epoch)
+        return self.make(share(whole, self.parts, self.rank, self.world_size), epoch)
 
     def make(self, index_N: NDArray[np.int64], epoch: int) -> Batch:
         """Make the batch of the given samples: read, augment, normalise, and lay out as the model wants it."""
@@ -132,18 +137,19 @@ class Epoch(Iterator[Batch]):
     """The batches of one epoch: an iterator, and a context manager. Leaving or dropping it early stops the worker."""
 
     def __init__(self, loader: Loader, epoch: int, start_step: int) -> None:
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=_AHEAD)
+        self._ready: list[queue.Queue[Batch | BaseException]] = []
         self._stop = threading.Event()
         self._loader = loader
         self._epoch = epoch
-        self._step = start_step
+        self._first = self._step = start_step
         self._order = loader.order(epoch)
-        self._thread: threading.Thread | None = None
-        if loader.num_workers and start_step < len(loader):
-            # The thread knows its parts, not this object: dropping the iterator is then enough to end it.
-            parts = (loader, epoch, self._order, start_step, self._ready, self._stop)
-            self._thread = threading.Thread(target=_work, args=parts, name="mpd-agl-loader", daemon=True)
-            self._thread.start()
+        self._threads: list[threading.Thread] = []
+        for steps in _dealt(start_step, len(loader), loader.num_workers):
+            # A thread knows its parts, not this object: dropping the iterator is then enough to end it.
+            self._ready.append(queue.Queue(maxsize=_AHEAD))
+            parts = (loader, epoch, self._order, steps, self._ready[-1], self._stop)
+            self._threads.append(threading.Thread(target=_work, args=parts, name="mpd-agl-loader", daemon=True))
+            self._threads[-1].start()
 
     def __iter__(self) -> "Epoch":
         return self
@@ -156,10 +162,10 @@ class Epoch(Iterator[Batch]):
         if self._step >= len(self._loader) or self._stop.is_set():
             self.close()
             raise StopIteration
-        if self._thread is None:
+        if not self._threads:
             item: Batch | BaseException = self._loader.batch(self._order, self._epoch, self._step)
         else:
-            item = self._take(self._thread)
+            item = self._take((self._step - self._first) % len(self._threads))
         if isinstance(item, BaseException):
             self.close()
             raise item
@@ -167,12 +173,13 @@ class Epoch(Iterator[Batch]):
         return item
 
     def close(self) -> None:
-        """Stop the worker and wait for it; safe to call again."""
+        """Stop the workers and wait for them; safe to call again."""
         self._stop.set()
-        thread, self._thread = self._thread, None
-        while thread is not None and thread.is_alive():
-            _drain(self._ready)
-            thread.join(timeout=0.05)
+        threads, self._threads = self._threads, []
+        while any(thread.is_alive() for thread in threads):
+            for ready, thread in zip(self._ready, threads, strict=True):
+                _drain(ready)
+                thread.join(timeout=0.05)
 
     def __enter__(self) -> "Epoch":
         return self
@@ -184,30 +191,37 @@ class Epoch(Iterator[Batch]):
 
     def __del__(self) -> None:
         self._stop.set()
-        _drain(self._ready)
+        for ready in self._ready:
+            _drain(ready)
 
-    def _take(self, thread: threading.Thread) -> Batch | BaseException:
+    def _take(self, worker: int) -> Batch | BaseException:
         """Wait for the next batch; a worker that is gone without a word is an error, not a wait for ever."""
+        ready, thread = self._ready[worker], self._threads[worker]
         while True:
             try:
-                return self._ready.get(timeout=0.5)
+                return ready.get(timeout=0.5)
             except queue.Empty:
-                if not thread.is_alive() and self._ready.empty():
+                if not thread.is_alive() and ready.empty():
                     return RuntimeError(
                         f"the loader's worker ended before batch {self._step}; use num_workers=0 to see why."
                     )
+
+
+def _dealt(start: int, end: int, workers: int) -> list[range]:
+    """The steps of each worker: every n-th."""
+    return [range(start + k, end, workers) for k in range(min(workers, end - start))]
 
 
 def _work(
     loader: Loader,
     epoch: int,
     order: NDArray[np.int64],
-    start_step: int,
+    steps: range,
     ready: "queue.Queue[Batch | BaseException]",
     stop: threading.Event,
 ) -> None:
-    """Make batches ahead until the epoch ends or nobody wants more; an error travels in the place of its batch."""
-    for step in range(start_step, len(loader)):
+    """Make a worker's batches ahead until the epoch ends or nobody wants more; an error travels in the place of its batch."""
+    for step in steps:
         if stop.is_set():
             return
         try:

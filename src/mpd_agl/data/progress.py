@@ -6,9 +6,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress(text: str, total: int | None, *, as_bytes: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+def progress(
+    text: str, total: int | None, *, as_bytes: bool = False, shown: bool = True
+) -> Iterator[Callable[[int, int | None], None]]:
     """Give a function `(done, total)` that moves the bar."""
-    if not sys.stderr.isatty():
+    if not (shown and sys.stderr.isatty()):
         yield lambda done, total: None
         return
     from rich.console import Console

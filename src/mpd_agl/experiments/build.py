@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpd_agl import kernels
@@ -16,28 +17,38 @@ from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import RunConfig
 from mpd_agl.experiments.resolve import augment_steps
 from mpd_agl.models import Network, create_model
+from mpd_agl.nn import share_batch
+from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.ema import Ema
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.rng import seed_all
 from mpd_agl.train.step import Stepper
 
-_SUBSET_STREAM = 0x5B5E7
+_SUBSET_STREAM, _HOLDOUT_STREAM = 0x5B5E7, 0x401D
 
 
 def build_data(
     config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None
 ) -> ArraySet:
-    """A split as the configuration asks for it; `num_steps` cuts recordings into another number of frames."""
+    """A split (`train`, `test`, or `validation`: what is held out of the training samples) as the configuration asks for it.
+
+    `num_steps` cuts recordings into another number of frames.
+    """
+    return chosen(config, load_data(config, split, num_steps=num_steps, download=download), split)
+
+
+def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None) -> ArraySet:
+    """The whole official split that a split is chosen from."""
     d = config.data
     frames = None
     if get(d.name).kind == "events":
         frames = FrameConfig(
             num_steps=num_steps or config.model.num_steps, slicing=d.frame_slicing, mode=d.frame_mode, size=d.frame_size
         )
-    found = load_dataset(
+    return load_dataset(
         d.name,
-        split,
+        "test" if split == "test" else "train",
         data_dir=d.data_dir or None,
         allow_partial=d.allow_partial,
         frames=frames,
@@ -45,7 +56,37 @@ def build_data(
         seed=d.split_seed,
         download=d.download if download is None else download,
     )
-    return subset(found, d.train_samples if split == "train" else d.test_samples)
+
+
+def chosen(config: RunConfig, found: ArraySet, split: str) -> ArraySet:
+    """The samples of a whole split that the configuration asks for."""
+    d = config.data
+    if split == "validation" or (split == "train" and d.holdout):
+        found = hold_out(found, d.holdout, split)
+    return subset(found, {"train": d.train_samples, "test": d.test_samples}.get(split, 0))
+
+
+def too_large(field: str, count: int, name: str, most: int) -> InputError:
+    """The error for more samples than there are."""
+    return InputError(f"data.{field} is {count}, and {name} has {most}. Use at most that, or 0 for all.")
+
+
+def scored_split(config: RunConfig) -> str:
+    """The samples that epochs are scored on."""
+    return "validation" if config.data.holdout else "test"
+
+
+def hold_out(found: ArraySet, count: int, split: str) -> ArraySet:
+    """`validation`: `count` of the training samples, a fixed random choice, the same for every run seed; `train`: all the others."""
+    if not 0 < count < len(found):
+        raise InputError(
+            f"data.holdout is {count}, and {found.name} has {len(found)} training samples. Use a number between, or 0 for none."
+        )
+    order = permutation(0, 0, len(found), _HOLDOUT_STREAM)
+    held, rest = np.sort(order[:count]), np.sort(order[count:])
+    index = held if split == "validation" else rest
+    provenance = {**found.provenance, "holdout": count, "holdout_hash": split_hash(held)}
+    return replace(found, split=split, x=found.x[index], y=found.y[index], provenance=provenance)
 
 
 def subset(found: ArraySet, count: int) -> ArraySet:
@@ -53,17 +94,15 @@ def subset(found: ArraySet, count: int) -> ArraySet:
     if not count:
         return found
     if count > len(found):
-        raise InputError(
-            f"data.{found.split}_samples is {count}, and {found.name} has {len(found)}. Use at most that, or 0 for all."
-        )
+        raise too_large(f"{found.split}_samples", count, found.name, len(found))
     index = permutation(0, 0, len(found), _SUBSET_STREAM)[:count]
     index.sort()
     provenance = {**found.provenance, "subset": count, "subset_hash": split_hash(index)}
     return replace(found, x=found.x[index], y=found.y[index], provenance=provenance)
 
 
-def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet) -> tuple[Loader, Loader]:
-    """Batches to train on and to test with."""
+def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet, ranks: Ranks = ALONE) -> tuple[Loader, Loader]:
+    """Batches to train on and to test with: a rank's shares of them."""
     t, N = config.train, len(train)
     if t.batch_size > N:
         raise InputError(
@@ -82,14 +121,24 @@ def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet) -> tuple[L
         augment=augment_steps(config),
         num_workers=t.workers,
         drop_last=config.data.drop_last,
+        rank=ranks.rank,
+        world_size=ranks.world,
+        parts=t.accumulate,
     )
-    return batches, build_test_loader(config, test)
+    return batches, build_test_loader(config, test, ranks)
 
 
-def build_test_loader(config: RunConfig, test: ArraySet) -> Loader:
+def build_test_loader(config: RunConfig, test: ArraySet, ranks: Ranks = ALONE) -> Loader:
     """Batches in order, as they are."""
-    size = min(config.train.test_batch_size, len(test))
-    return Loader(test, batch_size=size, seed=config.seed, train=False, num_workers=config.train.workers)
+    return Loader(
+        test,
+        batch_size=min(config.train.test_batch_size, len(test)),
+        seed=config.seed,
+        train=False,
+        num_workers=config.train.workers,
+        rank=ranks.rank,
+        world_size=ranks.world,
+    )
 
 
 def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_classes: int) -> Network:
@@ -126,9 +175,11 @@ def network_for(config: RunConfig, data: ArraySet) -> Network:
     return build_network(config, in_channels=channels, image_size=height, num_classes=len(data.classes))
 
 
-def build_stepper(config: RunConfig, net: Network, device: torch.device) -> Stepper:
-    """Optimizer, loss and average around a network."""
+def build_stepper(config: RunConfig, net: Network, device: torch.device, ranks: Ranks = ALONE) -> Stepper:
+    """Optimizer, loss and average around a network; several ranks share its batches."""
     t = config.train
+    if ranks.world > 1:
+        share_batch(net, kernels.Replicas())
     return Stepper(
         net,
         build_optimizer(net, config.optim),
@@ -138,6 +189,7 @@ def build_stepper(config: RunConfig, net: Network, device: torch.device) -> Step
         accumulate=t.accumulate,
         clip_norm=config.optim.clip_norm,
         ema=Ema(net, t.ema) if t.ema else None,
+        ranks=ranks,
     )
 
 
@@ -150,7 +202,10 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"train.device {name!r} does not work here ({reason}). Use cpu, cuda or auto.") from None
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise InputError(
+            f"train.device must be a device that works here, got {name!r} ({reason}). Use --train.device {' or '.join(here)}, or auto."
+        ) from None
     return device
 
 

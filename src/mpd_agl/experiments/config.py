@@ -53,6 +53,8 @@ class DataConfig(Section):
     """Use only so many training samples, a fixed random choice; 0: all."""
     test_samples: int = Field(default=0, ge=0)
     """Use only so many test samples; 0: all."""
+    holdout: int = Field(default=0, ge=0)
+    """Hold out so many training samples, a fixed random choice, and score on them in place of the test set; 0: none."""
     drop_last: bool = False
     """Leave out an epoch's last, smaller batch."""
     split_rule: str = "per-class-90-10"

@@ -184,16 +184,30 @@ def _loop_steps(config: RunConfig, stepper: Stepper, train: Batches, test: Batch
 
 def _data(config: RunConfig) -> tuple[str, ArraySet, ArraySet, dict[str, int]]:
     """The data set, or random values of its shape where it is not at hand."""
+    scored = build.scored_split(config)
     try:
-        train, test = (build.build_data(config, split, download=False) for split in ("train", "test"))
-        return train.name, train, test, {"train": len(train), "test": len(test)}
+        found = {split: build.load_data(config, split, download=False) for split in ("train", scored)}
     except InputError:
-        spec = get(config.data.name)
-    d, all_ = config.data, spec.counts.get("all", 0)
-    counts = {
-        "train": d.train_samples or spec.counts.get("train", all_ * 9 // 10),
-        "test": d.test_samples or spec.counts.get("test", all_ // 10),
-    }
+        return _stand_in(config)
+    train, test = (build.chosen(config, whole, split) for split, whole in found.items())
+    return train.name, train, test, {"train": len(train), "test": len(test)}
+
+
+def _stand_in(config: RunConfig) -> tuple[str, ArraySet, ArraySet, dict[str, int]]:
+    """Random values in the data set's place."""
+    d, spec = config.data, get(config.data.name)
+    whole = spec.counts.get("all", 0)
+    most = {"train": spec.counts.get("train", whole * 9 // 10), "test": spec.counts.get("test", whole // 10)}
+    if d.holdout >= most["train"]:
+        raise build.too_large("holdout", d.holdout, d.name, most["train"] - 1)
+    most["train"] -= d.holdout
+    asked = {"train": d.train_samples, "test": d.test_samples}
+    for split, count in asked.items():
+        if count > (whole or most[split]):
+            raise build.too_large(f"{split}_samples", count, d.name, most[split])
+    counts = {split: count or most[split] for split, count in asked.items()}
+    if d.holdout:
+        counts["test"] = d.holdout
     height, width, channels = spec.shape
     shape: tuple[int, ...] = (height, width, channels)
     if spec.kind == "events":

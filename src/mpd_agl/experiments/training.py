@@ -1,6 +1,7 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
 import hashlib
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,15 +25,20 @@ from mpd_agl.kernels.native import level
 from mpd_agl.models import Network, save_weights
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
+from mpd_agl.train.config import TrackConfig
+from mpd_agl.train.console import Mute
 from mpd_agl.train.disk import explain
+from mpd_agl.train.distributed import ALONE, Elsewhere, PeerLost, Ranks
 from mpd_agl.train.loop import Job, Trainer
 from mpd_agl.train.observe import Display
 from mpd_agl.train.progress import Progress
-from mpd_agl.train.runfolder import RunFolder, now
+from mpd_agl.train.runfolder import MARK, RunFolder, now
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.trackers import build_trackers
 
 ENERGY_SAMPLES = 256
+LAUNCH = ".launch"
+"""The file of a run's folder that names the launch which runs it."""
 
 
 @dataclass(frozen=True)
@@ -45,63 +51,104 @@ class Plan:
     test: ArraySet
     net: Network
     backend: str
+    ranks: Ranks
 
 
-def plan(config: RunConfig, threads: int = 0) -> Plan:
+@dataclass(frozen=True)
+class Found:
+    """What a run to be continued has left: its configuration, its last record, its newest whole checkpoint."""
+
+    config: RunConfig
+    record: RunRecord | None
+    saved: checkpoint.Checkpoint | None
+
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """For the other ranks: JSON and tensors."""
+        saved = self.saved
+        about = {
+            "config": self.config.model_dump(mode="json"),
+            "record": self.record.to_dict() if self.record else None,
+            "at": list(saved.at) if saved else None,
+            "state": saved.state if saved else None,
+        }
+        return json.dumps(about).encode(), checkpoint.pack_groups(saved.tensors) if saved else b""
+
+    @classmethod
+    def from_bytes(cls, about: bytes, tensors: bytes) -> "Found":
+        """What rank 0 has sent."""
+        told = json.loads(about)
+        record = RunRecord(**told["record"]) if told["record"] else None
+        saved = None
+        if told["at"]:
+            at = checkpoint.Position(*told["at"])
+            saved = checkpoint.Checkpoint(at, checkpoint.unpack_groups(tensors), told["state"])
+        return cls(resolve(told["config"]), record, saved)
+
+
+def plan(config: RunConfig, threads: int = 0, ranks: Ranks = ALONE) -> Plan:
     """Load the data and build the network."""
     reuse_pages()
-    device = build.choose_device(config.train.device)
+    device = build.choose_device(ranks.device(config.train.device))
     build.set_up_torch(config, device, threads or config.train.threads)
     backend = build.backend_that_runs(config, device)
-    train, test = build.build_data(config, "train"), build.build_data(config, "test")
-    build.build_loaders(config, train, test)
+    with ranks.in_turn():
+        train, test = build.build_data(config, "train"), build.build_data(config, build.scored_split(config))
+    build.build_loaders(config, train, test, ranks)
     net = build.network_for(config, train).to(device)
-    return Plan(config, device, train, test, net, backend)
+    return Plan(config, device, train, test, net, backend, ranks)
 
 
-def start(config: RunConfig, path: Path, display: Display, *, overwrite: bool = False) -> RunRecord:
+def start(
+    config: RunConfig, path: Path, display: Display, *, overwrite: bool = False, ranks: Ranks = ALONE
+) -> RunRecord:
     """Train from the beginning, in a new run folder."""
-    made = plan(config)
-    with RunFolder.create(path, overwrite=overwrite) as folder:
+    made = plan(config, ranks=ranks)
+    with RunFolder.create(path, overwrite=overwrite) if ranks.first else Elsewhere(path) as folder:
+        _sign(folder, ranks)
         folder.write(folder.config, to_toml(config).encode())
         folder.log("started")
         return _train(made, folder, display)
 
 
-def resume(path: Path, changes: dict[str, Any], display: Display) -> RunRecord:
-    """Continue a run where its newest whole checkpoint stands; `changes` may touch only what the weights do not depend on."""
-    with RunFolder.open(path) as folder:
+def _sign(folder: RunFolder, ranks: Ranks) -> None:
+    """Leave the launch's name in the folder."""
+    if ranks.launch:
+        folder.write(folder.path / LAUNCH, ranks.launch.encode())
+    elif ranks.first:
+        (folder.path / LAUNCH).unlink(missing_ok=True)
 
-        def note(text: str) -> None:
-            folder.log(text)
-            display.note(text)
 
-        table = read_toml(folder.config)
-        own = _resolve(table, folder.config)
-        config = resolve(merge(table, changes), given=flatten(changes)) if changes else own
-        record = _record_of(folder, note)
-        if record is not None:
-            check_same(
-                _resolve(record.config, folder.record), own, f"{folder.config} is not what run {path} began with"
-            )
-        check_same(own, config)
+def began_in_this_launch(path: Path, ranks: Ranks) -> bool:
+    """Whether the run there was started by this launch, which has restarted its processes since: it is then to be continued."""
+    mine = False
+    if ranks.first and ranks.launch and (path / MARK).is_file() and (path / LAUNCH).is_file():
+        mine = (path / LAUNCH).read_bytes() == ranks.launch.encode()
+    return bool(ranks.most(mine))
+
+
+def resume(
+    path: Path, changes: dict[str, Any], display: Display, *, ranks: Ranks = ALONE, restarted: bool = False
+) -> RunRecord:
+    """Continue a run where its newest whole checkpoint stands; `changes` may touch only what the weights do not depend on.
+
+    `restarted`: a launcher does it by itself; a run that has failed, not been killed, would only fail again.
+    """
+    with RunFolder.open(path) if ranks.first else Elsewhere(path) as folder:
+        parts = _find(folder, changes, display, restarted).to_bytes() if ranks.first and ranks.world > 1 else (b"", b"")
+        if ranks.world > 1:
+            found = Found.from_bytes(*(ranks.from_first(part) for part in parts))
+        else:
+            found = _find(folder, changes, display, restarted)
+        config, record, saved = found.config, found.record, found.saved
         if record is not None and record.status == "finished":
             return record
-        checkpoint.clean(folder.checkpoints)
-        saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
-        if saved is None:
-            if aside := checkpoint.set_aside(folder.checkpoints):
-                raise InputError(
-                    f"run {path} cannot be continued: every checkpoint is damaged, set aside in {folder.checkpoints} "
-                    f"({', '.join(aside)}). Bring one back from a copy, or start anew: mpd-agl train --config {folder.config} "
-                    f"--runs-dir {path.parent} --name {path.name} --overwrite."
-                )
-            note("there is no checkpoint yet: the run starts from its beginning.")
-        made = plan(config, threads=saved.state.get("threads", 0) if saved else 0)
+        same = saved is not None and saved.state.get("world", 1) == ranks.world
+        made = plan(config, threads=saved.state.get("threads", 0) if saved and same else 0, ranks=ranks)
         if record is not None:
             _check_same_backend(record, made)
             with records.reading(path):
                 build.check_same_data(record.data, build.data_facts(made.train, made.test))
+        _sign(folder, ranks)
         folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
         return _train(made, folder, display, saved, record)
@@ -113,6 +160,37 @@ def _resolve(table: dict[str, Any], place: Path) -> RunConfig:
         return resolve(table)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> Found:
+    path = folder.path
+
+    def note(text: str) -> None:
+        folder.log(text)
+        display.note(text)
+
+    table = read_toml(folder.config)
+    own = _resolve(table, folder.config)
+    config = resolve(merge(table, changes), given=flatten(changes)) if changes else own
+    record = _record_of(folder, note)
+    if record is not None:
+        check_same(_resolve(record.config, folder.record), own, f"{folder.config} is not what run {path} began with")
+    check_same(own, config)
+    if record is not None and record.status == "finished":
+        return Found(config, record, None)
+    if restarted and record is not None and record.status == "failed":
+        raise InputError(f"not started again, for it would fail again: {record.failure}")
+    checkpoint.clean(folder.checkpoints)
+    saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
+    if saved is None:
+        if aside := checkpoint.set_aside(folder.checkpoints):
+            raise InputError(
+                f"run {path} cannot be continued: every checkpoint is damaged, set aside in {folder.checkpoints} "
+                f"({', '.join(aside)}). Bring one back from a copy, or start anew: mpd-agl train --config {folder.config} "
+                f"--runs-dir {path.parent} --name {path.name} --overwrite."
+            )
+        note("there is no checkpoint yet: the run starts from its beginning.")
+    return Found(config, record, saved)
 
 
 def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | None:
@@ -138,6 +216,7 @@ def _differences(before: RunRecord, now: RunRecord) -> list[str]:
     pairs = [
         ("the native kernels' SIMD level", before.hardware.get("simd"), now.hardware.get("simd")),
         ("torch's CPU kernels", before.hardware.get("torch_kernels"), now.hardware.get("torch_kernels")),
+        ("the number of processes", before.hardware.get("processes"), now.hardware.get("processes")),
         ("the device", before.hardware.get("device"), now.hardware.get("device")),
         ("torch", before.versions.get("torch"), now.versions.get("torch")),
         ("mpd-agl", before.versions.get("mpd-agl"), now.versions.get("mpd-agl")),
@@ -177,7 +256,9 @@ def _train(
     before: RunRecord | None = None,
 ) -> RunRecord:
     """From the beginning, or from a checkpoint; `before` is the record that the run's last process left."""
-    config, net = made.config, made.net
+    config, net, ranks = made.config, made.net, made.ranks
+    display = display if ranks.first else Mute()
+    display.scored = build.scored_split(config)
     record = RunRecord(
         name=folder.path.name,
         status="running",
@@ -188,6 +269,8 @@ def _train(
             **records.hardware(),
             "device": torch.cuda.get_device_name(made.device) if made.device.type == "cuda" else str(made.device),
             "threads": torch.get_num_threads(),
+            "processes": ranks.world,
+            "processes_backend": ranks.backend,
             "torch_kernels": torch.backends.cpu.get_cpu_capability(),
             "simd": level() if made.backend == "native" else None,
         },
@@ -206,13 +289,14 @@ def _train(
         folder.log(text)
         display.note(text)
         record = record.with_(differences=[*record.differences, text])
-    train, test = build.build_loaders(config, made.train, made.test)
+    train, test = build.build_loaders(config, made.train, made.test, ranks)
     settings = config.model_dump(mode="json")
-    trackers = build_trackers(config.track, folder.path, settings, saved.at.step if saved else 0, display.note)
+    tracked = config.track if ranks.first else TrackConfig()
+    trackers = build_trackers(tracked, folder.path, settings, saved.at.step if saved else 0, display.note)
     trainer = Trainer(
         Job(
             title=title(config, record),
-            stepper=build.build_stepper(config, net, made.device),
+            stepper=build.build_stepper(config, net, made.device, ranks),
             train=train,
             test=test,
             observer=build_watch(
@@ -235,12 +319,16 @@ def _train(
         raise
     _write(folder, record)
     try:
-        with _warnings_as_notes(folder, display):
+        with _warnings_as_notes(folder, display), ranks.guard():
             trainer.fit()
-        ema = trainer.job.stepper.ema
-        trained = net if ema is None else ema.net
-        _save_weights(trained, folder.path / "model.safetensors")
-        record = record.with_(energy=measure_energy(made, trained))
+        if ranks.first:
+            ema = trainer.job.stepper.ema
+            trained = net if ema is None else ema.net
+            _save_weights(trained, folder.path / "model.safetensors")
+            record = record.with_(energy=measure_energy(made, trained))
+    except PeerLost as error:
+        folder.log(f"killed: {error}")  # the record stays "running": it is a killed run's
+        raise
     except BaseException as error:
         stopped = isinstance(error, Stopped)
         folder.log(f"{'stopped' if stopped else 'failed'}: {error or type(error).__name__}")
@@ -310,4 +398,5 @@ def title(config: RunConfig, record: RunRecord) -> str:
     return (
         f"{m.name} x{m.width:g}, {kind}, {config.data.name}, seed {config.seed}: "
         f"{record.network['parameters']:,} parameters, backend {record.backend}"
+        + (f", scored on {config.data.holdout} held-out training samples" if config.data.holdout else "")
     )

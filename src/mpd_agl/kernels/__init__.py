@@ -2,7 +2,22 @@
 
 from mpd_agl.kernels.backends import NAMES as BACKENDS
 from mpd_agl.kernels.backends import backends_here, resolve
-from mpd_agl.kernels.fused import moments, neuron, probe, tdbn_neuron
+from mpd_agl.kernels.fused import moments, neuron, probe, shared_moments, tdbn_neuron
 from mpd_agl.kernels.memory import reuse_pages
+from mpd_agl.kernels.sync import Replicas, SharedMoments, batch_moments, rand_like
 
-__all__ = ["BACKENDS", "backends_here", "moments", "neuron", "probe", "resolve", "reuse_pages", "tdbn_neuron"]
+__all__ = [
+    "BACKENDS",
+    "Replicas",
+    "SharedMoments",
+    "backends_here",
+    "batch_moments",
+    "moments",
+    "neuron",
+    "probe",
+    "rand_like",
+    "resolve",
+    "reuse_pages",
+    "shared_moments",
+    "tdbn_neuron",
+]

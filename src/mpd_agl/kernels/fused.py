@@ -18,6 +18,7 @@ from mpd_agl.core import SURROGATES, Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native, plain
 from mpd_agl.kernels.backends import Backend, resolve
+from mpd_agl.kernels.sync import Replicas, SharedMoments, share_moments
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class _Step:
     surrogate: Surrogate
     detach_reset: bool
     backend: Backend
+    shared: SharedMoments | None = None  # the batch's statistics, where other processes hold parts of it
 
 
 class _Fused(torch.autograd.Function):
@@ -49,7 +51,7 @@ class _Fused(torch.autograd.Function):
         step: _Step,
     ) -> tuple[Tensor, Tensor, Tensor]:
         x, plus = x_SMC.detach(), None if plus_TMC is None else plus_TMC.detach()
-        if step.batch_stats:
+        if step.batch_stats and step.shared is None:
             mean_C, var_C = step.backend.moments(x)
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
@@ -81,12 +83,16 @@ class _Fused(torch.autograd.Function):
             step.detach_reset,
             ctx.needs_input_grad[6],
         )
-        count = x_SMC.shape[0] * x_SMC.shape[1]
         dgamma_C = sum_dv_x_C * invstd_C * step.amplitude
         dx_SMC = None
         if ctx.needs_input_grad[0]:
             if step.batch_stats:
-                m1_C, m2_C = sum_dv_C / count, invstd_C * invstd_C * sum_dv_x_C / count
+                count: Any = x_SMC.shape[0] * x_SMC.shape[1]
+                all_dv_C, all_dv_x_C = sum_dv_C, sum_dv_x_C
+                if step.shared is not None:
+                    count = step.shared.total
+                    all_dv_C, all_dv_x_C = step.shared.replicas.sum(torch.stack([sum_dv_C, sum_dv_x_C]))
+                m1_C, m2_C = all_dv_C / count, invstd_C * invstd_C * all_dv_x_C / count
                 dx_SMC = step.backend.normalise_grad(x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C)
             else:
                 dx_SMC = dv_SMC.mul_(scale_C)
@@ -96,9 +102,9 @@ class _Fused(torch.autograd.Function):
         return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dplus, None
 
 
-def _rows(x_SNC: Tensor) -> Tensor:
-    """x as [S][rows][C]: a view of channels_last memory, a copy of any other."""
-    if x_SNC.numel() == 0:
+def _rows(x_SNC: Tensor, *, empty: bool = False) -> Tensor:
+    """x as [S][rows][C]: a view of channels_last memory, a copy of any other. Only a part of a shared batch may be empty."""
+    if x_SNC.numel() == 0 and not empty:
         raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x_SNC.shape)}.")
     if x_SNC.dim() == 3:
         return x_SNC.contiguous()
@@ -114,7 +120,7 @@ def _back(s_TMC: Tensor, shape: torch.Size) -> Tensor:
     if len(shape) == 3:
         return s_TMC
     _, N, C, H, W = shape
-    return s_TMC.view(-1, N, H, W, C).permute(0, 1, 4, 2, 3)
+    return s_TMC.view(s_TMC.shape[0], N, H, W, C).permute(0, 1, 4, 2, 3)
 
 
 def _run(
@@ -138,10 +144,11 @@ def _run(
         raise InputError(
             f"what is added to spikes of shape {(T, *x_SNC.shape[1:])} must have it too, got {tuple(plus_TNC.shape)}."
         )
-    x_SMC = _rows(x_SNC)
+    empty = step.shared is not None
+    x_SMC = _rows(x_SNC, empty=empty)
     if step.backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
-    plus_TMC = None if plus_TNC is None else _rows(plus_TNC).to(x_SMC.dtype)
+    plus_TMC = None if plus_TNC is None else _rows(plus_TNC, empty=empty).to(x_SMC.dtype)
     dtype = plain.compute_dtype(x_SMC)
     vectors = [a.to(dtype).contiguous() for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
     s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, plus_TMC, step)  # type: ignore[no-untyped-call]
@@ -150,6 +157,8 @@ def _run(
 
 def _resolve_for(surrogate: Surrogate, backend: str, x: Tensor) -> Backend:
     """The backend, where it knows the surrogate: a user's own shape runs in PyTorch, and `native` says so."""
+    if not x.numel():
+        return resolve("eager", x.device, x.dtype)  # an empty part of a shared batch; there is nothing to be fast at
     if type(surrogate) in [type(known) for known in SURROGATES.values()]:
         return resolve(backend, x.device, x.dtype)
     if backend == "native":
@@ -177,16 +186,19 @@ def tdbn_neuron(
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
     backend: str = "auto",
+    shared: SharedMoments | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
     Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
     them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
-    and the spikes come back in x's dtype.
+    and the spikes come back in x's dtype. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
     """
     shape = get_surrogate(surrogate)
     resolved = _resolve_for(shape, backend, x_SNC)
-    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved)
+    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared)
+    if shared is not None:
+        running_mean_C, running_var_C = shared.mean_C, shared.var_C
     return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, plus_TNC, step)
 
 
@@ -219,6 +231,17 @@ def moments(x_SNC: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def shared_moments(x_SNC: Tensor, replicas: Replicas, *, backend: str = "auto") -> SharedMoments:
+    """`moments` over all processes' parts of the batch, for the fused step's `shared`."""
+    rows = x_SNC.numel() // x_SNC.shape[2]
+    if rows:
+        mean_C, var_C = moments(x_SNC, backend=backend)
+    else:
+        mean_C = var_C = x_SNC.new_zeros(x_SNC.shape[2], dtype=plain.compute_dtype(x_SNC))
+    return share_moments(mean_C, var_C, rows, replicas)
+
+
+@torch.no_grad()
 def probe(
     x_SNC: Tensor,
     mean_C: Tensor,
@@ -232,10 +255,10 @@ def probe(
 ) -> Tensor:
     """Counts and sums per timestep for the monitors, (T, 6) float64: spikes, available, sum v, sum v^2, sum i, sum i^2."""
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
-    x_SMC = _rows(x_SNC)
+    x_SMC = _rows(x_SNC, empty=True)  # sums of nothing are 0
     x_SMC = x_SMC.to(plain.compute_dtype(x_SMC))
     mean, scale, beta, tau_, kappa = (
         a.detach().to(x_SMC.dtype).contiguous() for a in (mean_C, scale_C, beta_C, tau, kappa_T)
     )
-    run = native.probe if resolved.name == "native" else plain.probe
+    run = native.probe if resolved.name == "native" and x_SMC.numel() else plain.probe
     return run(x_SMC, mean, scale, beta, tau_, kappa, v_th)

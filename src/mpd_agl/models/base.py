@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.kernels import Replicas
 from mpd_agl.nn import AnnBlock, Current, Readout, SpikingBlock, TdBatchNorm
 
 Layer = SpikingBlock | AnnBlock
@@ -80,6 +81,9 @@ class Network(nn.Module):
     The prediction is the mean of the logits over T (Eq. 9). `num_steps` may be set to another T at any time.
     """
 
+    replicas: Replicas | None = None
+    """Processes that hold the other parts of each training batch; set by `share_batch`."""
+
     def __init__(self, name: str, options: NetworkOptions) -> None:
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
@@ -147,9 +151,12 @@ class Network(nn.Module):
                 f"{self.name} runs {T} timesteps, got frames of {x.shape[0]}: {tuple(x.shape)}. "
                 "Frames are time-major, (T, N, C, H, W); set net.num_steps to use another T."
             )
-        if x.shape[-4] < 1:
+        part = (
+            self.training and self.replicas is not None
+        )  # of a batch: it may be empty, and tdBN sees NaN on all sides
+        if x.shape[-4] < 1 and not part:
             raise InputError(f"{self.name} takes at least one sample, got an empty batch: {tuple(x.shape)}.")
-        if self.training and not torch.compiler.is_compiling():
+        if self.training and not part and not torch.compiler.is_compiling():
             if x.shape[-4] < 2:
                 raise InputError(
                     "training needs a batch of at least 2 for its batch statistics, got 1. "

@@ -1,6 +1,6 @@
 """Thin modules over `core` and `kernels`: tdBN, neurons, width rules, the spiking block, the readout."""
 
-from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time
+from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time, share_batch
 from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron
@@ -40,4 +40,5 @@ __all__ = [
     "get_method",
     "over_time",
     "predicted_moments",
+    "share_batch",
 ]

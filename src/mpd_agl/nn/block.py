@@ -93,8 +93,11 @@ class SpikingBlock(nn.Module):
     def kappa(self, num_steps: int, *, add: Current | None = None, x_SNC: Tensor | None = None) -> Tensor:
         """kappa_T from the parameters as they are now and, for a rule that needs the potentials, from the synapses' output x."""
         if isinstance(self.width, DeepTAGEWidth) and x_SNC is not None:
-            sums_T6 = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device))
-            return self.width.from_potential(sums_T6[:, 3], sums_T6[:, 2], x_SNC[0].numel(), self.neuron.v_th).float()
+            sums_T6, count = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device)), x_SNC[0].numel()
+            if self.training and self.neuron.replicas is not None:
+                *sums, total = self.neuron.replicas.sum(torch.cat([sums_T6.flatten(), sums_T6.new_tensor([count])]))
+                sums_T6, count = torch.stack(sums).view_as(sums_T6), int(total)
+            return self.width.from_potential(sums_T6[:, 3], sums_T6[:, 2], count, self.neuron.v_th).float()
         kappa_T: Tensor = self.width(self.norms(add), self.neuron, num_steps)
         return kappa_T
 
@@ -124,6 +127,7 @@ class SpikingBlock(nn.Module):
             spikes: Tensor = self.neuron(i_SNC, kappa_T)
             return spikes if plus is None else spikes + plus
         self.norm.check(x_SNC)
+        shared = self._shared_moments(x_SNC)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
             self.norm.weight,
@@ -141,10 +145,18 @@ class SpikingBlock(nn.Module):
             surrogate=self.neuron.surrogate,
             detach_reset=self.neuron.detach_reset,
             backend=self.neuron.backend,
+            shared=shared,
         )
         if self.training:
-            self.norm.track(mean_C, var_C, T * x_SNC[0].numel() // x_SNC.shape[2])
+            count = T * x_SNC[0].numel() // x_SNC.shape[2]
+            self.norm.track(mean_C, var_C, count if shared is None else shared.total * (T // x_SNC.shape[0]))
         return s_TNC
+
+    def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
+        """The statistics of a training batch that other processes hold parts of."""
+        if not self.training or self.norm is None or self.norm.replicas is None:
+            return None
+        return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
 
     def _check(self, s_SNC: Tensor, num_steps: int) -> None:
         flat = isinstance(self.conv, nn.Linear)
@@ -169,7 +181,10 @@ class SpikingBlock(nn.Module):
         if norm is None:
             return x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C)
         mean_C, var_C = norm.running_mean, norm.running_var
-        if self.training:
+        shared = self._shared_moments(x_SNC)
+        if shared is not None:
+            mean_C, var_C = shared.mean_C, shared.var_C
+        elif self.training:
             mean_C, var_C = kernels.moments(x_SNC, backend=self.neuron.backend)
         return mean_C, norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps), norm.bias
 
@@ -185,6 +200,9 @@ class SpikingBlock(nn.Module):
 class AnnBlock(nn.Module):
     """The iso-architecture counterpart: synapses - batch norm - ReLU, no time."""
 
+    replicas: kernels.Replicas | None = None
+    """Processes that hold the other parts of each training batch; set by `share_batch`."""
+
     def __init__(self, synapses: nn.Module) -> None:
         super().__init__()
         self.conv = synapses
@@ -193,9 +211,28 @@ class AnnBlock(nn.Module):
 
     def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
         """Activations, with `plus` added; `num_steps` is taken for the sake of the shared networks and means nothing here."""
-        y = torch.relu(self.norm(self.conv(x_TNC.flatten(0, 1))))
+        y = self.conv(x_TNC.flatten(0, 1))
+        y = torch.relu(self.norm(y) if self.replicas is None or not self.training else self._shared_norm(y))
         y = y.view(*x_TNC.shape[:2], *y.shape[1:])
         return y if plus is None else y + plus
+
+    def _shared_norm(self, x_NC: Tensor) -> Tensor:
+        """Batch norm with the statistics of all processes' parts of the batch."""
+        norm = self.norm
+        if isinstance(norm, nn.Identity):
+            return x_NC
+        assert self.replicas is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        mean_C, var_C, count, _ = kernels.batch_moments(x_NC.unsqueeze(0), self.replicas)
+        with torch.no_grad():
+            norm.running_mean.lerp_(mean_C, norm.momentum or 0.1)
+            norm.running_var.lerp_(var_C * (count / (count - 1)), norm.momentum or 0.1)
+            norm.num_batches_tracked.add_(1)
+        shape = [-1] + [1] * (x_NC.dim() - 2)
+        scale_C = norm.weight * torch.rsqrt(var_C + norm.eps)
+        return ((x_NC - mean_C.view(shape)) * scale_C.view(shape) + norm.bias.view(shape)).to(x_NC.dtype)
 
 
 class Readout(nn.Module):
@@ -209,3 +246,14 @@ class Readout(nn.Module):
         """logits_TNK."""
         logits: Tensor = self.linear(s_TNF)
         return logits
+
+
+def share_batch(net: nn.Module, replicas: kernels.Replicas | None) -> None:
+    """Let a network's layers take training batches as parts of one that several processes share; None ends it.
+
+    Statistics of tdBN are then the whole batch's, and so are DeepTAGE's norms and ASGL's mask: all processes have the same running
+    statistics and widths, those of one process on the whole batch. Call it on every process; all run the same layers in the same order.
+    """
+    for module in net.modules():
+        if hasattr(type(module), "replicas"):
+            module.replicas = replicas  # type: ignore[assignment]

@@ -14,6 +14,8 @@ class Neuron(nn.Module):
     """What LIF and PLIF share: threshold, surrogate, reset, backend and, for ASGL, the noise of the training output."""
 
     tau: Tensor
+    replicas: kernels.Replicas | None = None
+    """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
     def __init__(
         self,
@@ -58,10 +60,11 @@ class Neuron(nn.Module):
             i_TNC = i_TNC.to(
                 torch.promote_types(i_SNC.dtype, torch.float32)
             )  # under autocast too the membrane is float32
+            place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
 
             def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
-                keep = (torch.rand_like(u) >= self.noise).to(u.dtype)
-                return noisy_spike(u, kappa, keep, self.surrogate)
+                draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
+                return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
             s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
             return s_TNC.to(i_SNC.dtype)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpd_agl import core, kernels
 from mpd_agl.errors import InputError
 
 
@@ -19,6 +20,8 @@ class TdBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    replicas: kernels.Replicas | None = None
+    """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
     def __init__(
         self, num_features: int, *, v_th: float = 0.5, alpha: float = 1.0, eps: float = 1e-5, momentum: float = 0.1
@@ -40,20 +43,22 @@ class TdBatchNorm(nn.Module):
                 f"tdBN over {self.num_features} channels takes (T, N, {self.num_features}) or (T, N, {self.num_features}, H, W), "
                 f"got {tuple(x_TNC.shape)}."
             )
-        if self.training and x_TNC.numel() == x_TNC.shape[2]:
+        if self.training and self.replicas is None and x_TNC.numel() == x_TNC.shape[2]:
             raise InputError(
                 "batch statistics need at least 2 values per channel, got 1. "
                 "Train with a larger batch, or call net.eval() to use the running statistics."
             )
 
     @torch.no_grad()
-    def track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
+    def track(self, mean_C: Tensor, var_C: Tensor, count: int | Tensor) -> None:
         """`core.update_running`, in place: from a batch's moments over `count` values per channel; NaN is refused (on a CPU)."""
         looks = mean_C.device.type == "cpu" and not torch.compiler.is_compiling()
         if looks and not torch.isfinite(mean_C.sum() + var_C.sum()):
             raise InputError(
                 "the input of a tdBN layer holds NaN or Inf while training. Check the data and the learning rate."
             )
+        if looks and count < 2:
+            raise InputError("batch statistics need at least 2 values per channel, got 1. Train with a larger batch.")
         self.running_mean.lerp_(mean_C, self.momentum)
         self.running_var.lerp_(var_C * (count / (count - 1)), self.momentum)
         self.num_batches_tracked.add_(1)
@@ -66,6 +71,13 @@ class TdBatchNorm(nn.Module):
     def forward(self, x_TNC: Tensor) -> Tensor:
         """The normalised current; batch statistics while training, running ones in evaluation."""
         self.check(x_TNC)
+        if self.training and self.replicas is not None:
+            mean_C, var_C, count, _ = kernels.batch_moments(x_TNC, self.replicas)
+            self.track(mean_C.detach(), var_C.detach(), count)
+            i_TNC = core.tdbn(
+                x_TNC, self.weight, self.bias, mean_C, var_C, v_th=self.v_th, alpha=self.alpha, eps=self.eps
+            )
+            return i_TNC.to(x_TNC.dtype)
         if self.training:
             self.num_batches_tracked.add_(1)
         i = F.batch_norm(

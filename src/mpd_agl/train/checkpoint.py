@@ -84,6 +84,20 @@ def _pack(named: Mapping[str, Tensor]) -> bytes:
     return dump_tensors({name: t.detach().cpu().contiguous() for name, t in named.items()})
 
 
+def pack_groups(tensors: Mapping[str, Mapping[str, Tensor]]) -> bytes:
+    """All groups in one safetensors block, to be sent to other processes."""
+    return _pack({f"{group}/{name}": t for group, named in tensors.items() for name, t in named.items()})
+
+
+def unpack_groups(data: bytes) -> dict[str, dict[str, Tensor]]:
+    """The groups of `pack_groups`."""
+    groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+    for key, tensor in load_tensors(data).items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups
+
+
 def _manifest(at: Position, files: Mapping[str, bytes]) -> bytes:
     body: dict[str, Any] = {
         "format": FORMAT,

@@ -62,7 +62,7 @@ class LoopConfig(Section):
     """The same bits at every run (on a GPU as far as its kernels allow)."""
     threads: int = Field(default=0, ge=0)
     """CPU threads; 0: as many as torch takes. A resumed run keeps its number."""
-    workers: int = Field(default=1, ge=0, le=1)
+    workers: int = Field(default=1, ge=0, le=16)
     """Threads that make batches ahead."""
 
 

@@ -32,17 +32,19 @@ def duration(seconds: float) -> str:
     return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
 
 
-def epoch_line(event: dict[str, Any], epochs: int) -> str:
+def epoch_line(event: dict[str, Any], epochs: int, scored: str = "test") -> str:
     """One epoch in one line."""
     return (
         f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  "
-        f"train {100 * event['train_accuracy']:5.2f} %  test {100 * event['test_accuracy']:5.2f} %  "
+        f"train {100 * event['train_accuracy']:5.2f} %  {scored} {100 * event['test_accuracy']:5.2f} %  "
         f"lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
     )
 
 
 class Quiet:
     """Warnings go to stderr, nothing else is shown."""
+
+    scored = "test"
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
         """The loop begins."""
@@ -71,6 +73,13 @@ class Quiet:
         if not done:
             return None
         return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done
+
+
+class Mute(Quiet):
+    """For the ranks that are not the first."""
+
+    def note(self, text: str) -> None:
+        """Rank 0 says it."""
 
 
 class JsonLines(Quiet):
@@ -114,7 +123,8 @@ class Lines(Quiet):
         """A line per epoch."""
         if event["event"] == "epoch":
             self._shown = time.perf_counter()
-            print(epoch_line(event, self.epochs) + self._figures, flush=True)
+            print(epoch_line(event, self.epochs, self.scored) + self._figures, flush=True)
+            self._figures = ""  # an epoch without a look into the layers shows none, not an old one
 
 
 class Live(Quiet):
@@ -164,7 +174,8 @@ class Live(Quiet):
     def event(self, event: dict[str, Any]) -> None:
         """A line per epoch, above the bars."""
         if event["event"] == "epoch":
-            self._bars.console.print(epoch_line(event, self.epochs), highlight=False, markup=False)
+            self._bars.console.print(epoch_line(event, self.epochs, self.scored), highlight=False, markup=False)
+            self._figures = ""
 
     def note(self, text: str) -> None:
         """A warning, above the bars."""

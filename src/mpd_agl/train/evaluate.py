@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.train.batches import Batches
+from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import mean_output
 
 
@@ -45,25 +46,33 @@ def evaluate(
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     between: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Run the network, in evaluation mode and no longer, over all batches; `between` is called after each and may raise."""
+    """Run the network, in evaluation mode and no longer, over all batches; `between` is called after each and may raise.
+
+    Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's figures.
+    """
     modes = {module: module.training for module in net.modules()}
     net.eval()
     total, confusion = 0.0, torch.zeros(0, dtype=torch.int64)
     try:
         with batches.epoch(0) as epoch:
             for x, y in epoch:
-                with autocast():
-                    output = net(x.to(device))
-                logits_NK = mean_output(output).cpu()
-                K = logits_NK.shape[1]
-                if not confusion.numel():
-                    confusion = torch.zeros(K * K, dtype=torch.int64)
-                confusion += torch.bincount(y * K + logits_NK.argmax(1), minlength=K * K)
-                total += float(F.cross_entropy(logits_NK, y, reduction="sum"))
+                if len(y):  # a rank's share of a small batch can be empty
+                    with autocast():
+                        output = net(x.to(device))
+                    logits_NK = mean_output(output).cpu()
+                    K = logits_NK.shape[1]
+                    if not confusion.numel():
+                        confusion = torch.zeros(K * K, dtype=torch.int64)
+                    confusion += torch.bincount(y * K + logits_NK.argmax(1), minlength=K * K)
+                    total += float(F.cross_entropy(logits_NK, y, reduction="sum"))
                 between()
     finally:
         for module, mode in modes.items():
             module.training = mode
-    K = int(confusion.numel() ** 0.5)
-    return Evaluation(total / int(confusion.sum()), confusion.view(K, K))
+    size = ranks.most(confusion.numel())
+    counts = confusion.tolist() or [0] * size
+    total, *counts = ranks.sum([total, *counts])
+    K = int(size**0.5)
+    return Evaluation(total / sum(counts), torch.tensor(counts, dtype=torch.int64).view(K, K))

@@ -4,6 +4,7 @@ A run is a function of its configuration alone. The state after step s is the sa
 resumed any number of times: data order and augmentation depend on (seed, epoch, step), and a checkpoint holds the rest.
 """
 
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.train import checkpoint, finite
 from mpd_agl.train.batches import Batches
 from mpd_agl.train.config import CheckpointConfig, LoopConfig, OptimConfig
+from mpd_agl.train.distributed import EndedTogether
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.optim import learning_rate
@@ -53,8 +55,8 @@ class Trainer:
     def __init__(self, job: Job) -> None:
         self.job, self.progress = job, Progress()
         self.net: nn.Module = job.stepper.net
-        self.device = job.stepper.device
-        self._stop = StopRequest()
+        self.device, self.ranks = job.stepper.device, job.stepper.ranks
+        self._stop = StopRequest(patient=bool(self.ranks.launch))
         self._saved_at = self._mark = time.perf_counter()
 
     def fit(self) -> Progress:
@@ -104,13 +106,7 @@ class Trainer:
         try:
             result = job.stepper(x.to(self.device), y.to(self.device))
         except (NotFinite, InputError) as error:
-            where = f"epoch {p.epoch + 1}, step {p.epoch_step + 1} of {len(job.train)}"
-            kept = checkpoint.positions(job.folder.checkpoints)
-            stands = f"checkpoint {kept[-1].folder} stands" if kept else "no checkpoint was written yet"
-            raise InputError(
-                f"training stopped at {where}: {error}. Nothing bad was saved, {stands}. "
-                "Try a smaller --optim.lr, --optim.clip_norm 1, or look at the data."
-            ) from error
+            raise self._failure(error, x) from error
         seen = job.observer.after(p.step)
         p.step, p.epoch_step = p.step + 1, p.epoch_step + 1
         p.loss_sum += result.loss * result.count
@@ -123,12 +119,37 @@ class Trainer:
                 job.folder.log(f"warning: {warning['text']}")
                 job.display.note(warning["text"])
 
+    def _failure(self, error: Exception, x: Tensor) -> Exception:
+        """The end of a run whose step is not finite: all ranks are here, each tells what it saw, rank 0 tells the person."""
+        job, p = self.job, self.progress
+        own = "the input holds NaN or Inf" if self.ranks.world > 1 and finite.bad(x) else str(error)
+        seen: dict[str, int] = {}
+        for rank, text in enumerate(self.ranks.texts(own)):
+            seen.setdefault(text, rank)
+        if not self.ranks.first:
+            return EndedTogether(own)
+        what = own if len(seen) == 1 else "; ".join(f"rank {rank}: {text.rstrip('.')}" for text, rank in seen.items())
+        where = f"epoch {p.epoch + 1}, step {p.epoch_step + 1} of {len(job.train)}"
+        kept = checkpoint.positions(job.folder.checkpoints)
+        stands = f"checkpoint {kept[-1].folder} stands" if kept else "no checkpoint was written yet"
+        return InputError(
+            f"training stopped at {where}: {what}. Nothing bad was saved, {stands}. "
+            "Try a smaller --optim.lr, --optim.clip_norm 1, or look at the data."
+        )
+
     def _scores(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Of the epoch that has just been trained: its scores, and what depends on the clock."""
         job, p = self.job, self.progress
         began = time.perf_counter()
         net = self.net if job.stepper.ema is None else job.stepper.ema.net
-        test = evaluate(net, job.test, self.device, autocast=job.stepper.autocast, between=self._end_if_asked)
+        test = evaluate(
+            net,
+            job.test,
+            self.device,
+            autocast=job.stepper.autocast,
+            between=self._end_if_asked,
+            ranks=self.ranks,
+        )
         scores = {
             "epoch": p.epoch + 1,
             "step": p.step,
@@ -161,13 +182,17 @@ class Trainer:
         return bool(by_steps or (saving.every_minutes and minutes >= saving.every_minutes))
 
     def _end_if_asked(self) -> None:
-        if self._stop.asked is not None:
+        """All ranks end at the same step, whichever was asked to."""
+        asked = self.ranks.most(signal.Signals[self._stop.asked] if self._stop.asked else 0)
+        if asked:
             self.save()
-            raise Stopped(self._stop.asked, self.progress.step)
+            raise Stopped(signal.Signals(asked).name, self.progress.step)
 
     def save(self) -> None:
-        """Write a checkpoint of this moment; weights with a NaN are never written."""
+        """Write a checkpoint of this moment; weights with a NaN are never written. Rank 0 has all there is to save."""
         job, p = self.job, self.progress
+        if not self.ranks.first:
+            return
         if name := finite.bad_state(self.net):
             raise InputError(
                 f"training stopped at epoch {p.epoch + 1}, step {p.epoch_step}: {name} is not finite. Nothing bad was saved. "
@@ -183,10 +208,11 @@ class Trainer:
         state = {
             "run": job.run,
             "progress": p.to_dict(),
-            "rng": rng_state(),
+            "rng": rng_state(self.device),
             "scaler": job.stepper.scaler.state_dict(),
             "observer": job.observer.state(),
             "threads": torch.get_num_threads(),
+            "world": self.ranks.world,
             "metrics_bytes": job.folder.sync_metrics(),
         }
         best = None if p.best is None else checkpoint.Position(p.best["epoch"], p.best["step"])
@@ -205,5 +231,5 @@ class Trainer:
             job.stepper.ema.net.load_state_dict(saved.tensors["ema"])
         job.stepper.scaler.load_state_dict(saved.state["scaler"])
         job.observer.restore(saved.state["observer"])
-        restore_rng(saved.state["rng"])
+        restore_rng(saved.state["rng"], self.device)
         self.progress = Progress(**saved.state["progress"])

@@ -1,4 +1,7 @@
-"""How the loop lets others look on: an observer sees chosen steps, a display sees all; neither can change a run."""
+"""How the loop lets others look on: an observer sees chosen steps, a display sees all.
+
+Neither can change a run; all a display can do is end it, by raising `Stopped`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +38,9 @@ class Observer(Protocol):
 
 class Display(Protocol):
     """What a person sees of a run."""
+
+    scored: str
+    """The samples that epochs are scored on: `test` or `validation`."""
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
         """The loop begins or goes on."""

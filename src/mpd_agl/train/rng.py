@@ -1,4 +1,4 @@
-"""Every generator a run can draw from, as JSON: torch (each device), numpy and Python."""
+"""Every generator a run can draw from, as JSON: torch (CPU and the run's device), numpy and Python."""
 
 import random
 from typing import Any
@@ -8,6 +8,8 @@ import torch
 
 from mpd_agl.errors import InputError
 
+_CPU = torch.device("cpu")
+
 
 def seed_all(seed: int) -> None:
     """Seed torch (all devices), numpy and Python."""
@@ -16,30 +18,28 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def rng_state() -> dict[str, Any]:
-    """The generators as they stand."""
+def rng_state(device: torch.device = _CPU) -> dict[str, Any]:
+    """The generators as they stand; all processes of a run hold the same."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     version, words, following = random.getstate()
     return {
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [s.numpy().tobytes().hex() for s in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else [],
+        "cuda": [torch.cuda.get_rng_state(device).numpy().tobytes().hex()] if device.type == "cuda" else [],
         "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)],
         "python": [version, list(words), following],
     }
 
 
-def restore_rng(state: dict[str, Any]) -> None:
+def restore_rng(state: dict[str, Any], device: torch.device = _CPU) -> None:
     """Set the generators to a saved state."""
     cuda = state["cuda"]
-    if len(cuda) != (torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    if bool(cuda) != (device.type == "cuda"):
         raise InputError(
-            f"the run was saved with {len(cuda)} GPUs and this machine has another number. Resume it where it ran."
+            f"the run was saved on a {'GPU' if cuda else 'CPU'} and is to continue on {device}. Resume it on a device of its own kind."
         )
     torch.set_rng_state(_bytes(state["torch"]))
     if cuda:
-        torch.cuda.set_rng_state_all([_bytes(s) for s in cuda])
+        torch.cuda.set_rng_state(_bytes(cuda[0]), device)
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
     version, words, following = state["python"]

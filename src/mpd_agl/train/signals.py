@@ -21,10 +21,14 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """While it is entered, a signal sets `asked`; the loop looks at it between steps. Does nothing outside the main thread."""
+    """While it is entered, a signal sets `asked`; the loop looks at it between steps. Does nothing outside the main thread.
 
-    def __init__(self) -> None:
+    `patient`: further signals change nothing. A launcher passes on what the terminal has sent already, and kills what does not end.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
         self.asked: str | None = None
+        self.patient = patient
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -39,6 +43,6 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
+        if self.asked is not None and not self.patient:
             os._exit(EXIT_AT_ONCE)  # no clean-up on purpose: what is on the disk is whole, and the user asked twice
         self.asked = signal.Signals(number).name

@@ -1,13 +1,17 @@
 """One optimizer step on one batch: forward, loss, backward, update. The part of a run that is the model's own work."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from mpd_agl.data.share import part_sizes
 from mpd_agl.errors import InputError
 from mpd_agl.train import finite
+from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.ema import Ema
 from mpd_agl.train.losses import Loss, correct
 
@@ -32,7 +36,8 @@ class StepResult:
 class Stepper:
     """Callable: `stepper(x, y)` trains on a batch. Everything it uses arrives built.
 
-    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is autocast's.
+    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is autocast's. Several
+    `ranks` each bring their share of the batch, and all make the step that one process would make on the whole of it.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Stepper:
         accumulate: int = 1,
         clip_norm: float = 0.0,
         ema: Ema | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.net, self.optimizer, self.loss, self.device = net, optimizer, loss, device
         self.accumulate, self.clip_norm, self.ema = accumulate, clip_norm, ema
@@ -54,6 +60,7 @@ class Stepper:
             raise InputError(f"train.precision float16 needs a GPU, got device {device}. Use bfloat16 or float32.")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self.ranks, self.model = ranks, ranks.parallel(net, device)
 
     def autocast(self) -> torch.autocast:
         """The context in which the network runs."""
@@ -61,18 +68,25 @@ class Stepper:
 
     def __call__(self, x: Tensor, y: Tensor) -> StepResult:
         """Train on a batch; `NotFinite` before the weights change, if anything is not finite."""
-        N = y.shape[0]
+        ranks = self.ranks
+        N = int(ranks.sum([y.shape[0]])[0])
         total, right = 0.0, 0
         self.optimizer.zero_grad(set_to_none=True)
-        parts = min(self.accumulate, N // 2) or 1
-        for x_part, y_part in zip(x.tensor_split(parts, BATCH_AXIS), y.tensor_split(parts), strict=True):
-            with self.autocast():
-                output = self.net(x_part)
-            loss = self.loss(output, y_part) * (y_part.shape[0] / N)
-            value = loss.item()
-            if value != value or abs(value) == float("inf"):
-                raise NotFinite(f"loss {value}, first in {finite.first_bad_layer(self.net, x_part)}")
-            torch.autograd.backward(self.scaler.scale(loss))
+        sizes = part_sizes(N, self.accumulate, ranks.rank, ranks.world)
+        for k, (x_part, y_part) in enumerate(
+            zip(torch.split(x, sizes, BATCH_AXIS), torch.split(y, sizes), strict=True)
+        ):
+            with self._reducing(k == len(sizes) - 1):
+                with self.autocast():
+                    output = self.model(x_part)
+                if len(y_part):
+                    loss = self.loss(output, y_part) * (y_part.shape[0] / N)
+                else:
+                    loss = output.sum() * 0.0  # this rank's share is empty; the others wait for its part in their sums
+                value = loss.item()
+                if ranks.world == 1 and (value != value or abs(value) == float("inf")):
+                    raise NotFinite(f"loss {value}, first in {finite.first_bad_layer(self.net, x_part)}")
+                torch.autograd.backward(self.scaler.scale(loss))
             total += value
             right += correct(output.detach(), y_part)
         if self.scaler.is_enabled():
@@ -80,6 +94,10 @@ class Stepper:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = get_total_norm(grads)
         grad_norm = norm.item()
+        if ranks.world > 1:
+            own, (total, right) = total, ranks.sum([total, right])  # type: ignore[assignment]
+            if not abs(total) < float("inf"):
+                raise NotFinite(f"loss {own}")
         if not self.scaler.is_enabled() and not grad_norm < float("inf"):
             raise NotFinite(f"gradient norm {grad_norm}, first in {finite.first_bad_gradient(self.net)}")
         if self.clip_norm:
@@ -88,4 +106,8 @@ class Stepper:
         self.scaler.update()
         if self.ema is not None:
             self.ema.update(self.net)
-        return StepResult(total, right, N, grad_norm)
+        return StepResult(total, int(right), N, grad_norm)
+
+    def _reducing(self, last: bool) -> Any:
+        """Gradients of all ranks are added with the batch's last part."""
+        return nullcontext() if last or self.model is self.net else self.model.no_sync()  # type: ignore[operator]

@@ -1,0 +1,43 @@
+"""Arguments of the commands: argparse, whose mistakes become one sentence with the option that was meant."""
+
+import argparse
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from mpd_agl.errors import InputError
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `InputError` and takes no abbreviations."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse; an unknown option is answered with the nearest one."""
+        found, surplus = self.parse_known_args(args, namespace)
+        if surplus:
+            raise InputError(self.unknown(surplus[0], getattr(found, "command", None)))
+        return found
+
+    def unknown(self, got: str, command: str | None = None) -> str:
+        """The sentence for an argument that the command does not know."""
+        inner = self._inner(command)
+        name = got.partition("=")[0]
+        if not name.startswith("-"):
+            return f"unexpected argument {got!r}. See {inner.prog} --help."
+        known = [o for action in inner._actions for o in action.option_strings if o.startswith("--")]
+        near = get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]}?" if near else f" Known: {', '.join(sorted(known))}."
+        return f"unknown option {name}.{hint}"
+
+    def _inner(self, command: str | None) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                found: argparse.ArgumentParser = action.choices[command]
+                return found
+        return self
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence in place of a usage text."""
+        raise InputError(f"{message}. See {self.prog} --help.")

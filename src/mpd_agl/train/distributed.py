@@ -1,0 +1,270 @@
+"""The processes of a run (ranks), as torchrun starts them; one process is the trivial case and needs no process group.
+
+Every rank trains on its share of each batch, and DDP adds the gradients. Rank 0 alone reads and writes the run's folder and speaks to the
+person; what others must know of it they are sent, so that no disk need be shared.
+Messages between ranks are numbers and text: nothing that could run code.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import RunFolder
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for a silent one. One that dies is noticed at once, by its closed connections."""
+BACKENDS = "cpu:gloo,cuda:nccl"
+EXIT_ALONE = 76
+"""The other processes are gone; a launcher may start all of them again."""
+TEXT_BYTES = 400
+
+
+class PeerLost(Exception):
+    """Another rank died or cannot be reached: this one cannot go on alone."""
+
+
+class EndedTogether(Exception):
+    """All ranks end for a reason that rank 0 tells."""
+
+
+class Ranks:
+    """One process: rank 0 of a world of 1. What is summed, gathered or sent stays as it is."""
+
+    rank, world, local_rank, backend = 0, 1, 0, "none"
+
+    def __init__(self, launch: str = "") -> None:
+        self.launch = launch
+        """The launch that started this process: the same after a restart, another for another launch; empty without a launcher."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Each value's sum over the ranks, in float64."""
+        return values
+
+    def most(self, value: int) -> int:
+        """The largest of the ranks' values."""
+        return value
+
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, cut to its first 400 bytes."""
+        return [text]
+
+    def from_first(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on all ranks."""
+        return data
+
+    def in_turn(self) -> AbstractContextManager[None]:
+        """A node's first rank goes through before its others: what it downloads or converts they find done."""
+        return nullcontext()
+
+    def device(self, name: str) -> str:
+        """The device of this rank."""
+        return name
+
+    def parallel(self, net: nn.Module, device: torch.device) -> nn.Module:
+        """The network as it is called in training; its gradients are then sums over the ranks."""
+        return net
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Tell a lost connection by `PeerLost`."""
+        return nullcontext()
+
+
+ALONE = Ranks()
+
+
+class Group(Ranks):
+    """Several processes, connected. Numbers and text go through gloo; tensors on GPUs through NCCL."""
+
+    def __init__(self, launch: str = "", local_rank: int = 0) -> None:
+        super().__init__(launch)
+        self.rank, self.world, self.local_rank = dist.get_rank(), dist.get_world_size(), local_rank
+        self.backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Each value's sum over the ranks, in float64."""
+        return self._reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.SUM)
+
+    def most(self, value: int) -> int:
+        """The largest of the ranks' values."""
+        return int(self._reduced(torch.tensor([value]), dist.ReduceOp.MAX)[0])
+
+    def _reduced(self, values: Tensor, how: Any) -> list[float]:
+        dist.all_reduce(values, op=how)
+        found: list[float] = values.tolist()
+        return found
+
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, cut to its first 400 bytes."""
+        data = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+        rows = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(rows, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
+
+    def from_first(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on all ranks."""
+        size = self.most(len(data) if self.first else 0)
+        if not size:
+            return b""
+        content = torch.frombuffer(bytearray(data if self.first else bytes(size)), dtype=torch.uint8)
+        dist.broadcast(content, 0)
+        return content.numpy().tobytes()
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """A node's first rank goes through before its others: what it downloads or converts they find done."""
+        if self.local_rank:
+            self.most(0)
+        yield
+        if not self.local_rank:
+            self.most(0)
+
+    def device(self, name: str) -> str:
+        """This rank's own GPU, where there are GPUs."""
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda":
+            count = torch.cuda.device_count()
+            if self.local_rank >= count:
+                raise InputError(
+                    f"train.device is cuda with {self.local_rank + 1} or more processes on a machine with {count} GPUs. "
+                    "Start one process per GPU, or use --train.device cpu."
+                )
+            torch.cuda.set_device(self.local_rank)
+            return f"cuda:{self.local_rank}"
+        if name.startswith("cuda:"):
+            raise InputError(
+                f"train.device {name!r} names one GPU, and {self.world} processes train. Use cuda, auto or cpu."
+            )
+        return name
+
+    def parallel(self, net: nn.Module, device: torch.device) -> nn.Module:
+        """DDP around the network.
+
+        Buffers are not sent around: every rank computes the same. Gradients are added, not averaged: losses carry their weights. Buckets
+        are never rebuilt (`find_unused_parameters`), so that sums are made in the same order after a restart.
+        """
+        with _no_warnings():  # of the option's new name, which older versions of torch do not know
+            parallel = DistributedDataParallel(
+                _Spare(net, device),
+                device_ids=[device.index] if device.type == "cuda" else None,
+                broadcast_buffers=False,
+                find_unused_parameters=True,
+            )
+        parallel.register_comm_hook(None, _add)
+        return parallel
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Tell a lost connection by `PeerLost`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error):
+                raise PeerLost(_reason(error)) from error
+            raise
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what a communication library says, without its source file."""
+    return (
+        str(error).partition("\n")[0].rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0]
+        or type(error).__name__
+    )
+
+
+class _Spare(nn.Module):
+    """A network with one parameter that it has no use for: without any, DDP would warn that `find_unused_parameters` is not needed."""
+
+    def __init__(self, net: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.net, self.spare = net, nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.net(x)
+        return output
+
+
+def _add(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """DDP's communication: a sum, in place of its mean."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return summed
+
+
+@contextmanager
+def connect() -> Iterator[Ranks]:
+    """The ranks of this process's run, from the environment that torchrun sets; one process where there is none."""
+    env = os.environ
+    launch = env.get("TORCHELASTIC_RUN_ID", "")
+    if launch == "none":  # torchrun without --rdzv-id: the agent, which outlives its workers, is the launch
+        launch = f"agent {os.getppid()} at {env.get('MASTER_PORT', '')}"
+    if int(env.get("WORLD_SIZE", "1")) == 1 or "RANK" not in env:
+        yield Ranks(launch)
+        return
+    own = not dist.is_initialized()  # else by the program around this one, such as Ray
+    try:
+        if own:
+            with _no_warnings():
+                dist.init_process_group(BACKENDS if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise PeerLost(f"rank {env['RANK']} cannot reach the others: {_reason(error)}") from error
+    try:
+        ranks = Group(launch, int(env.get("LOCAL_RANK", "0")))
+        with ranks.guard():
+            yield ranks
+    finally:
+        if own:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Elsewhere(RunFolder):
+    """A run's folder as ranks other than 0 have it: a path to speak of; nothing is read or written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self.config, self.record = path / "config.toml", path / "record.json"
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Nothing."""
+
+    def start_metrics(self, offset: int) -> int:
+        """Nothing."""
+        return 0
+
+    def log_metrics(self, event: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def sync_metrics(self) -> int:
+        """Nothing."""
+        return 0
+
+    def log(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
