@@ -5,20 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
-
-
-@pytest.mark.parametrize(
-    "forbidden",
-    ["pickle.load(", "pickle.loads(", "weights_only=False", "allow_pickle=True", "eval(", "exec(", "os.system("],
-)
-def test_nothing_that_could_run_code_is_loaded(forbidden):
-    hits = [f"{p.name}: {line.strip()}" for p in SOURCES for line in p.read_text().splitlines() if forbidden in line]
-    hits = [h for h in hits if ".eval(" not in h]
-    assert hits == []
 
 
 def test_help_is_quick_and_does_not_import_torch():

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import pickle
 import shutil
 import tarfile
@@ -28,6 +29,8 @@ CASES = {
     "jpeg": 400,
     "header": 300,
 }
+FACTOR = int(os.environ.get("MPD_AGL_FUZZ", "1"))
+"""How many times as many cases at night (`make faults`)."""
 NAME = Path("some_file")
 
 
@@ -38,7 +41,7 @@ def test_there_are_ten_thousand_cases():
 def fuzz(name):
     ignored = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
     return settings(
-        max_examples=CASES[name], deadline=None, database=None, derandomize=True, suppress_health_check=ignored
+        max_examples=CASES[name] * FACTOR, deadline=None, database=None, derandomize=True, suppress_health_check=ignored
     )
 
 

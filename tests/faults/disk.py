@@ -54,7 +54,8 @@ def inside(folder: Path, tries: int, draw: Random) -> Tally:
     for number in range(tries):
         kind, variant = KINDS[number % len(KINDS)], draw.choice(sorted(VARIANTS))
         whole.fingerprint(variant)
-        used = sum(f.stat().st_size // 4096 + 2 for f in (folder / f"whole-{variant}").rglob("*")) * 4
+        files = [f for f in (folder / f"whole-{variant}").rglob("*") if f.is_file()]
+        used = sum(-(-f.stat().st_size // 4096) for f in files) * 4
         size = {FULL: int(used * draw.uniform(0.3, 0.95)), NO_START: 4 * draw.randint(1, 3)}.get(kind, 65536)
         mount(place, "-t", "tmpfs", "-o", f"size={size}k", "tmpfs")
         with tally.attempt(kind, f"{variant}, {size} kB"):

@@ -20,6 +20,14 @@ def unfinished(path: Path) -> bool:
     return root.is_dir() and any(p.name.startswith(".epoch-") for p in root.iterdir())
 
 
+def repeats(shared: Shared, reached: int, interval: int, tally: Tally) -> str:
+    """How many steps the last process did again that one before it had done; a sentence if they are more than a save interval."""
+    came = shared.began >= 0  # else it never came to its loop, or had nothing left to do
+    repeated = max(0, reached - shared.began) if came else 0
+    tally.worst["steps repeated"] = max(tally.worst.get("steps repeated", 0), repeated)
+    return f"{repeated} steps repeated at an interval of {interval}" if repeated > interval else ""
+
+
 def run(folder: Path, tries: int, draw: Random) -> Tally:
     tally, shared = Tally(), Shared()
     whole = Whole(folder, shared)
@@ -43,12 +51,8 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
                 time.sleep(draw.uniform(0.02, 0.9 * whole.took[variant]))
             os.kill(pid, signal.SIGKILL)
             code = wait(pid)
-            if shared.began >= 0:
-                repeated = reached - shared.began
-                tally.worst["steps repeated"] = max(tally.worst.get("steps repeated", 0), repeated)
-                if repeated > interval:
-                    problem = problem or f"{repeated} steps repeated at an interval of {interval}"
-                reached = shared.done
+            problem = problem or repeats(shared, reached, interval, tally)
+            reached = max(reached, shared.done)
             if code == 0:
                 break  # it ended before the signal
             kind = INSIDE if unfinished(path) else RANDOM
@@ -56,9 +60,7 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
             left[kind] -= 1
         try:
             finish(path, VARIANTS[variant], shared)
-            if shared.began >= 0 and reached - shared.began > interval:
-                problem = problem or f"{reached - shared.began} steps repeated at an interval of {interval}"
-            tally.worst["steps repeated"] = max(tally.worst.get("steps repeated", 0), reached - shared.began)
+            problem = problem or repeats(shared, reached, interval, tally)
             whole.compare(path, variant)
         except Exception as error:
             problem = problem or str(error)

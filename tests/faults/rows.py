@@ -1,6 +1,6 @@
 """The rows of the table."""
 
-from tests.faults import bits, disk, files, kill, nonfinite, ranks, signals, soak, twice
+from tests.faults import bits, disk, files, hostile, kill, mutated, nonfinite, ranks, signals, soak, twice
 from tests.faults.tally import Row
 
 ROWS = {
@@ -46,6 +46,18 @@ ROWS = {
         must_hold="the run stops within one step; bad weights never saved",
         nightly=50,
         run=nonfinite.run,
+    ),
+    "hostile": Row(
+        fault="hostile archives, pickles and weight files",
+        must_hold="refused, under 256 MB and 5 s, nothing outside the folder",
+        nightly=50,
+        run=hostile.run,
+    ),
+    "mutated": Row(
+        fault="mutated data files, configurations, manifests, records, weights (hypothesis)",
+        must_hold="typed error naming the place, or right data; no traceback, no hang",
+        nightly=100_000,
+        run=mutated.run,
     ),
     "twice": Row(
         fault="two processes on one run folder",

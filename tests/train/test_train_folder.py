@@ -31,11 +31,47 @@ RECORD = RunRecord(
 
 
 @pytest.mark.parametrize(
-    "name", ["../a", "a/b", "", ".", "..", ".hidden", "a..b", "a b", "x" * 101, "-rf", "a\n", "a\0"]
+    "name",
+    [
+        *(
+            "../a",
+            "a/b",
+            "/etc",
+            "a\\b",
+            "C:a",
+            "~",
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "a..b",
+            "a b",
+            "-rf",
+            "a\n",
+            "a\0",
+            "a\0/../b",
+        ),
+        *(
+            "x" * 101,
+            "x" * 100_000,
+            "a.",
+            "CON",
+            "nul",
+            "com1.txt",
+            "Lpt9",
+            "\u202e",
+            "\uff0e\uff0e",
+            "$HOME",
+            "a;b",
+            "*",
+        ),
+    ],
 )
 def test_a_name_cannot_leave_the_folder(name: str) -> None:
-    with pytest.raises(InputError, match="a run's name is"):
+    with pytest.raises(InputError, match="a run's name is") as error:
         check_name(name)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("name", ["demo", "cifar10-resnet19-t2-mpd-agl-s0", "a.b_c+d=1", "9"])
@@ -81,6 +117,55 @@ def test_overwriting_follows_no_link(tmp_path: Path) -> None:
     (path / "link").symlink_to(precious)
     RunFolder.create(path, overwrite=True).close()
     assert (precious / "a").is_file()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A link where a file of the run is to be: what it leads to stays as it is."""
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="is a link, and a new run stays in its own folder"):
+            RunFolder.create(tmp_path / "linked", overwrite=overwrite)
+    path = tmp_path / "run"
+    make(path)
+    (path / ".lock").unlink()
+    (path / ".lock").symlink_to(precious)
+    with pytest.raises(InputError, match="cannot write"):
+        RunFolder.open(path)
+    (path / ".lock").unlink()
+    for name in ("metrics.jsonl", "log.txt"):
+        (path / name).symlink_to(precious)
+    with RunFolder.open(path) as folder:
+        folder.log("nothing")
+        with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl"):
+            folder.start_metrics(0)
+    assert precious.read_text() == "x"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_run_that_came_and_went_before_the_lock_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, plain = tmp_path / "run", runfolder._lock
+    path.mkdir()
+
+    def late(folder: Path) -> object:
+        (folder / "config.toml").write_text("seed = 7")
+        return plain(folder)
+
+    monkeypatch.setattr(runfolder, "_lock", late)
+    with pytest.raises(InputError, match="exists. Continue it with --resume"):
+        RunFolder.create(path)
+    assert (path / "config.toml").read_text() == "seed = 7"
+    assert not in_use(path)
+
+
+def test_metrics_shorter_than_the_checkpoint_remembers_are_not_padded(tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert folder.start_metrics(40) == 40
+        folder.log_metrics({"event": "a"})
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b'{"event": "a"}\n'
 
 
 def test_the_lock_names_its_owner_and_goes_with_the_process(tmp_path: Path) -> None:

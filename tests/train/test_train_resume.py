@@ -89,6 +89,79 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_it_used(tmp_
     assert fingerprint(path) == fingerprint(whole)
 
 
+def test_with_every_checkpoint_damaged_the_run_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(3))
+    names = sorted(p.name for p in (path / "checkpoints").iterdir())
+    for name in names:
+        (path / "checkpoints" / name / "state.json").write_text("{}")
+    metrics = (path / "metrics.jsonl").read_bytes()
+    for attempt in (1, 2):  # the second finds nothing but what the first set aside
+        display = Silent()
+        with pytest.raises(InputError) as error:
+            training.resume(path, {}, display)
+        text = str(error.value)
+        assert "every checkpoint is damaged" in text
+        assert all(f"{name}.damaged" in text for name in names)
+        assert f"--config {path / 'config.toml'}" in text
+        assert "--overwrite" in text
+        assert len(display.notes) == (len(names) if attempt == 1 else 0)
+        assert not any("is used" in note for note in display.notes)
+    assert (path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_another_simd_level_or_torch_is_told_and_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(2))
+    record = json.loads((path / "record.json").read_text())
+    assert record["differences"] == []
+    hardware, versions = {**record["hardware"], "torch_kernels": "AVX9"}, {**record["versions"], "torch": "2.0"}
+    if record["backend"] == "native":
+        assert record["hardware"]["simd"] in ("avx512", "avx2", "base")
+        hardware["simd"] = "avx9"
+    (path / "record.json").write_text(json.dumps({**record, "hardware": hardware, "versions": versions}))
+    display = Silent()
+    done = training.resume(path, {}, display)
+    assert len(display.notes) == 1
+    assert "torch's CPU kernels was AVX9 and is" in display.notes[0]
+    assert "torch was 2.0 and is" in display.notes[0]
+    assert "The bytes may differ from an undisturbed run's" in display.notes[0]
+    assert done.differences == display.notes
+    assert ("SIMD level was avx9" in display.notes[0]) == (record["backend"] == "native")
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    path, other = tmp_path / "run", tmp_path / "other"
+    for place, seed in ((path, 0), (other, 1)):
+        with pytest.raises(Stopped):
+            training.start(tiny({"seed": seed}), place, StopAt(3))
+    name = "epoch-0000-step-00000003"
+    shutil.rmtree(path / "checkpoints" / name)
+    shutil.copytree(other / "checkpoints" / name, path / "checkpoints" / name)
+    with pytest.raises(InputError, match=f"{name} is whole and not of this run .*another configuration"):
+        training.resume(path, {}, Silent())
+    assert (path / "checkpoints" / name).is_dir()
+
+
+def test_a_torn_record_is_written_anew(tmp_path: Path, whole: Path) -> None:
+    path, display = tmp_path / "run", Silent()
+    with pytest.raises(Stopped):
+        training.start(tiny(), path, StopAt(3))
+    (path / "record.json").write_text('{"name": "r')
+    training.resume(path, {}, display)
+    assert display.notes[0].endswith("It is written anew.")
+    assert fingerprint(path) == fingerprint(whole)
+
+
+def test_the_weights_get_the_rights_that_the_user_asks_for(whole: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    for name in ("model.safetensors", "record.json", "config.toml", "metrics.jsonl"):
+        assert (whole / name).stat().st_mode & 0o777 == 0o666 & ~mask, name
+
+
 def test_a_finished_run_is_left_as_it_is(whole: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file() and p.name != ".lock"}
     assert training.resume(whole, {}, Silent()).status == "finished"

@@ -34,14 +34,15 @@ def run(argv: list[str]) -> int:
     if a.output and not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} for the page. Make it, or choose another -o.")
 
-    from mpd_agl.records import write_atomic
+    from mpd_agl.records import reading, write_atomic
     from mpd_agl.report import build_page, check_comparable, read_run, write_figures
 
-    found = [read_run(path) for path in a.runs]
-    check_comparable(found)
-    page = build_page(found)
+    with reading(", ".join(map(str, a.runs))):
+        found = [read_run(path) for path in a.runs]
+        check_comparable(found)
+        page = build_page(found)
+        written = [] if a.figures is None else write_figures(found, a.figures)
     if a.figures is not None:
-        written = write_figures(found, a.figures)
         print(f"figures: {len(written)} files in {a.figures}")
     try:
         write_atomic(output, page)

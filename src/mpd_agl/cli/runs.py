@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +48,41 @@ def run(argv: list[str]) -> int:
 
 def read_row(path: Path) -> dict[str, Any] | None:
     """A run in one row; None where there is no run. A record that cannot be read is a row that says so."""
-    from mpd_agl.records import read_record
+    from mpd_agl.records import read_record, reading
     from mpd_agl.train.runfolder import MARK, in_use
 
     if not (path / MARK).is_file():
         return None
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row["name"] = path.name
+    alive = in_use(path)
     try:
         record = read_record(path / "record.json")
+        with reading(path):
+            config = record.config
+            status = record.status if alive or record.status != "running" else "killed"
+            last = record.final or last_epoch(path / "metrics.jsonl") or {}
+            best = record.best_on_test or {}
+            return {
+                **row,
+                "status": "running" if alive else status,
+                "method": "ann" if config["model"]["ann"] else str(config["method"]),
+                "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
+                "data": str(config["data"]["name"]) + (" (held out)" if config["data"].get("holdout") else ""),
+                "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
+                "accuracy": _number(last.get("test_accuracy")),
+                "best": _number(best.get("test_accuracy")),
+                "time": _number(record.clock.get("elapsed_s", last.get("elapsed_s"))),
+                "started": None if record.clock.get("started") is None else str(record.clock["started"]),
+            }
     except InputError:
         return {**row, "status": "unreadable"}
-    config = record.config
-    alive = in_use(path)
-    status = record.status if alive or record.status != "running" else "killed"
-    last = record.final or last_epoch(path / "metrics.jsonl") or {}
-    best = record.best_on_test or {}
-    return {
-        **row,
-        "status": "running" if alive else status,
-        "method": "ann" if config["model"]["ann"] else config["method"],
-        "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
-        "data": config["data"]["name"] + (" (held out)" if config["data"].get("holdout") else ""),
-        "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
-        "accuracy": last.get("test_accuracy"),
-        "best": best.get("test_accuracy"),
-        "time": record.clock.get("elapsed_s", last.get("elapsed_s")),
-        "started": record.clock.get("started"),
-    }
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+        raise InputError(f"expected a number, got {value!r}.")
+    return value
 
 
 def last_epoch(path: Path) -> dict[str, Any] | None:

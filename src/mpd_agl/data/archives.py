@@ -229,7 +229,11 @@ def _extract_zip(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter) -> 
                 place.mkdir(parents=True, exist_ok=True)
                 continue
             with pack.open(info) as source:
-                _place_file(archive, source, place, info.filename, meter)
+                size = _place_file(archive, source, place, info.filename, meter)
+            if size != info.file_size:
+                raise InputError(
+                    f"{archive} holds {size:,} bytes of the member {info.filename[:80]!r} and tells {info.file_size:,}. Get the file again."
+                )
 
 
 class _Metered(io.RawIOBase):

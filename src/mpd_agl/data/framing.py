@@ -79,7 +79,7 @@ def build_frames(
                 if not _is_done(array_path, header_path, header):
                     raise
             shutil.rmtree(parts_dir, ignore_errors=True)
-    frames: NDArray[np.uint8] = np.load(array_path, mmap_mode="r")
+    frames: NDArray[np.uint8] = np.load(array_path, mmap_mode="r", allow_pickle=False)
     return frames
 
 

@@ -182,14 +182,14 @@ def augment_steps(config: RunConfig) -> tuple[str, ...] | str:
     return steps[0] if len(steps) == 1 and steps[0] in RECIPES else steps
 
 
-def check_same(old: RunConfig, new: RunConfig) -> None:
+def check_same(old: RunConfig, new: RunConfig, whose: str = "a resumed run keeps its configuration") -> None:
     """Refuse a resumed run that would not be the same run, field by field."""
     before, after = flatten(old.model_dump()), flatten(new.model_dump())
     changed = [f for f in before if before[f] != after[f] and f not in FREE_ON_RESUME]
     if changed:
         what = "; ".join(f"{f} was {toml_value(before[f])}, got {toml_value(after[f])}" for f in changed)
         raise InputError(
-            f"a resumed run keeps its configuration: {what}. Leave these out, or start a new run with another --name. "
+            f"{whose}: {what}. Keep the old values, or start a new run with another --name. "
             f"What may change: {', '.join(FREE_ON_RESUME)}."
         )
 

@@ -11,9 +11,12 @@ from mpd_agl.experiments import build
 from mpd_agl.experiments.config import RunConfig
 from mpd_agl.experiments.resolve import read_toml, resolve
 from mpd_agl.models import Network, load_weights
-from mpd_agl.records import RunRecord, read_record
+from mpd_agl.records import RunRecord, read_record, reading
 from mpd_agl.train import checkpoint
 from mpd_agl.train.runfolder import check_run
+
+MAX_SIDE = 65536
+"""More pixels on a side, channels or classes than any data set has: a record that says so is not followed into the memory's end."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,11 @@ def load_run(path: Path, which: str, note: Callable[[str], None]) -> Trained:
     check_run(path)
     config = resolve(read_toml(path / "config.toml"))
     record = read_record(path / "record.json")
-    shape = record.data["shape"]
-    net = build.build_network(
-        config, in_channels=shape[-1], image_size=shape[-2], num_classes=len(record.data["classes"])
-    )
+    with reading(path):
+        size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])
+        if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in (size, channels, classes)):
+            raise ValueError(f"images of {size} pixels, {channels} channels, {classes} classes")
+    net = build.build_network(config, in_channels=channels, image_size=size, num_classes=classes)
     final = path / "model.safetensors"
     if which == "last" and final.is_file():
         load_weights(net, final)

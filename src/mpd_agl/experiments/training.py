@@ -147,11 +147,20 @@ def resume(
         made = plan(config, threads=saved.state.get("threads", 0) if saved and same else 0, ranks=ranks)
         if record is not None:
             _check_same_backend(record, made)
-            build.check_same_data(record.data, build.data_facts(made.train, made.test))
+            with records.reading(path):
+                build.check_same_data(record.data, build.data_facts(made.train, made.test))
         _sign(folder, ranks)
         folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
         return _train(made, folder, display, saved, record)
+
+
+def _resolve(table: dict[str, Any], place: Path) -> RunConfig:
+    """The checked configuration of a file; its mistakes name the file."""
+    try:
+        return resolve(table)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> Found:
@@ -162,9 +171,12 @@ def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarte
         display.note(text)
 
     table = read_toml(folder.config)
-    config = resolve(merge(table, changes), given=flatten(changes))
+    own = _resolve(table, folder.config)
+    config = resolve(merge(table, changes), given=flatten(changes)) if changes else own
     record = _record_of(folder, note)
-    check_same(resolve(record.config if record else table), config)
+    if record is not None:
+        check_same(_resolve(record.config, folder.record), own, f"{folder.config} is not what run {path} began with")
+    check_same(own, config)
     if record is not None and record.status == "finished":
         return Found(config, record, None)
     if restarted and record is not None and record.status == "failed":

@@ -2,7 +2,7 @@
 
 from mpd_agl.records.files import canonical, sync_folder, write_atomic
 from mpd_agl.records.provenance import code, hardware, versions
-from mpd_agl.records.record import RunRecord, TornRecord, read_metrics, read_record, write_record
+from mpd_agl.records.record import RunRecord, TornRecord, read_metrics, read_record, reading, write_record
 
 __all__ = [
     "RunRecord",
@@ -12,6 +12,7 @@ __all__ = [
     "hardware",
     "read_metrics",
     "read_record",
+    "reading",
     "sync_folder",
     "versions",
     "write_atomic",

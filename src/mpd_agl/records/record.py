@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,20 @@ def read_record(path: Path) -> RunRecord:
                 f"the run record {path} has a {type(raw[name]).__name__} as its {name}. Resume the run to write it anew."
             )
     return RunRecord(**raw)
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Inside, a value of the wrong type or a missing one becomes a sentence: records are JSON, and anyone can edit them."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise InputError(
+            f"the records of {what} are not what was written ({reason[:120]}). Bring them back from a copy, or train it again."
+        ) from error
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpd_agl.errors import InputError
-from mpd_agl.records import RunRecord, read_metrics, read_record
+from mpd_agl.records import RunRecord, read_metrics, read_record, reading
 
 EPOCH_KEYS = ("epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 LAYER_KEYS = (
@@ -90,6 +90,11 @@ def read_run(path: Path) -> Run:
     """Read a run folder, or say in one sentence why no report can be made of it."""
     if not path.is_dir():
         raise InputError(f"no run at {path}: the folder is not there. `mpd-agl runs` lists the runs.")
+    with reading(path):
+        return _read(path)
+
+
+def _read(path: Path) -> Run:
     record = read_record(path / "record.json")
     metrics = path / "metrics.jsonl"
     events = list(read_metrics(metrics))
