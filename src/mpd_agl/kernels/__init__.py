@@ -2,7 +2,19 @@
 
 from mpd_agl.kernels.backends import NAMES as BACKENDS
 from mpd_agl.kernels.backends import backends_here, resolve
+from mpd_agl.kernels.events import Events, empty_events
 from mpd_agl.kernels.fused import moments, neuron, probe, tdbn_neuron
 from mpd_agl.kernels.memory import reuse_pages
 
-__all__ = ["BACKENDS", "backends_here", "moments", "neuron", "probe", "resolve", "reuse_pages", "tdbn_neuron"]
+__all__ = [
+    "BACKENDS",
+    "Events",
+    "backends_here",
+    "empty_events",
+    "moments",
+    "neuron",
+    "probe",
+    "resolve",
+    "reuse_pages",
+    "tdbn_neuron",
+]

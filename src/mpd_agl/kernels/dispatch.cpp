@@ -54,7 +54,9 @@ const char *mpd_agl_level() {
 }
 int mpd_agl_use_level(const char *level) { return use(level); }
 void mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) { kernels()->moments(x, rows, C, mean, var); }
-void mpd_agl_forward(const Neuron *n, const float *x, const float *plus, float *out) { kernels()->forward(n, x, plus, out); }
+void mpd_agl_forward(const Neuron *n, const float *x, const float *plus, float *out, const Events *events) {
+    kernels()->forward(n, x, plus, out, events);
+}
 void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
                       float *dkappa) {
     kernels()->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);

@@ -78,6 +78,11 @@ def why_not(x: Tensor, kernel: int = 1) -> str:
         return f"it computes in float32, and the input is {x.dtype}"
     if kernel > MOST_KERNEL:
         return f"it takes kernels up to {MOST_KERNEL} x {MOST_KERNEL}, got {kernel}"
+    return str(_missing())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _missing() -> str:
     return native.load()[1]
 
 
@@ -173,13 +178,20 @@ def weight_grad(events: Events, shape: torch.Size, weight: Tensor, grad: Tensor,
 
 def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, padding: int) -> Tensor:
     """dL/dx: dense, torch's own."""
+    dx: Tensor
     if len(shape) == 2:
         return grad @ weight
+    if (
+        weight.shape[2] == 1 and stride > 1
+    ):  # torch 2.13 writes outside its buffers for few channels: see models.base.SubsampledConv
+        dx = grad.new_zeros((shape[0], *shape[2:], shape[1])).permute(0, 3, 1, 2)
+        dx[:, :, ::stride, ::stride] = torch.conv2d(grad, weight.transpose(0, 1))
+        return dx
     stand_in = grad.new_empty(1).expand(shape)  # only its shape counts
-    dx: Tensor = torch.ops.aten.convolution_backward(
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         grad, stand_in, weight, None, (stride,) * 2, (padding,) * 2, (1, 1), False, (0, 0), 1, (True, False, False)
-    )[0]
-    return dx
+    )
+    return found[0]
 
 
 class _EventConv(torch.autograd.Function):

@@ -51,7 +51,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the native library does not load here ({error})"
     library.mpd_agl_level.restype = ctypes.c_char_p
-    for name, count in (("moments", 5), ("forward", 4), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
+    for name, count in (("moments", 5), ("forward", 5), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
@@ -127,11 +127,27 @@ def forward(
     plus_TMC: Tensor | None,
 ) -> Tensor:
     """Spikes s_TMC, plus `plus_TMC` where it is given."""
+    return forward_with_events(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps, plus_TMC, None)
+
+
+def forward_with_events(
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
+    events: ctypes.Structure | None,
+) -> Tensor:
+    """`forward`, which also fills the active lists of what it returns."""
     _check(x_SMC, mean_C, scale_C, beta_C, *([] if plus_TMC is None else [plus_TMC]))
     s_TMC = x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
     plus_at = None if plus_TMC is None else plus_TMC.data_ptr()
     neuron = _neuron(x_SMC, num_steps, mean_C, scale_C, beta_C, None, tau, v_th)
-    library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr())
+    events_at = None if events is None else ctypes.addressof(events)
+    library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr(), events_at)
     return s_TMC
 
 
