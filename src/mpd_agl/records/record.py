@@ -39,6 +39,8 @@ class RunRecord:
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
+    convs: list[dict[str, Any]] | None = None
+    """With `model.conv` auto: per measured step each layer's choice, the share of active inputs and both times."""
     failure: str | None = None
     clock: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -86,7 +88,7 @@ def read_record(path: Path) -> RunRecord:
     return RunRecord(**raw)
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "failure", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
