@@ -1,9 +1,12 @@
 """The event-driven convolution's order of additions, spelled out in slow Python: what events.cpp computes, bit by bit.
 
-Forward: per output pixel, over blocks of 128 input channels, then taps: the even and the odd entries of the active list are summed from 0
-in float32, and both sums, added, go to the pixel's total; the bias comes last. Weight gradient: space is cut into windows; in each, the
-gradient rows of the active positions are summed from 0, then added to the chunk's total; chunks are added at the end, in order.
+Forward: per output pixel, over blocks of 128 input channels, then taps: the even and the odd entries of the active list (values of 1
+first) are summed from 0 in float32, and both sums, added, go to the pixel's total; the bias comes last. Weight gradient: space is cut
+into windows; in each, the gradient rows of the positions with 1, then of other active ones, are summed from 0, then added to the chunk's
+total; chunks are added at the end, in order.
 """
+
+import itertools
 
 import torch
 
@@ -23,7 +26,7 @@ def forward(x, weight, bias, stride, pad):
                 if 0 <= iy < H and 0 <= ix < W:
                     chains = [torch.zeros(C_out), torch.zeros(C_out)]
                     active = [c for c in range(first, min(C, first + BLOCK)) if x[n, c, iy, ix] != 0]
-                    for i, c in enumerate(active):
+                    for i, c in enumerate(sorted(active, key=lambda c: x[n, c, iy, ix] != 1)):
                         chains[i % 2] += x[n, c, iy, ix] * weight[:, c, ky, kx]
                     total += chains[0] + chains[1]
         y[n, :, oy, ox] = total if bias is None else total + bias
@@ -68,11 +71,12 @@ def weight_grad(x, grad, K, stride, pad, row):
         for places in cut[first : first + per_chunk]:
             for ky, kx in ((ky, kx) for ky in range(K) for kx in range(K)):
                 part = torch.zeros(C_out, C)
-                for n, r, q in places:
+                for ones, (n, r, q) in itertools.product((True, False), places):
                     iy, ix = r * stride + ky % stride - pad, q * stride + kx % stride - pad
                     oy, ox = r - ky // stride, q - kx // stride
                     if 0 <= iy < H and 0 <= ix < W and 0 <= oy < OH and 0 <= ox < OW:
-                        part += grad[n, :, oy, ox, None] * x[n, None, :, iy, ix]
+                        values = x[n, :, iy, ix]
+                        part += grad[n, :, oy, ox, None] * torch.where((values == 1) == ones, values, 0)
                 dw[:, :, ky, kx] += part
         totals.append(dw)
     out = totals[0]

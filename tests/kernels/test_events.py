@@ -123,9 +123,11 @@ def test_lists_hold_the_active_channels_and_their_values(channels):
         got = {}
         for block in range(found.index.shape[1]):
             n = int(found.count[row, block])
-            index = found.index[row, block, :n].tolist()
-            assert index == sorted(index)
-            got |= {128 * block + i: float(v) for i, v in zip(index, found.value[row, block, :n], strict=True)}
+            index, ones = found.index[row, block, :n].tolist(), int(found.ones[row, block])
+            values = [1.0] * ones + found.value[row, block, ones:n].tolist()
+            assert index == sorted(index, key=lambda i: (values[index.index(i)] != 1, i))
+            assert ones % 2 == 0 or ones == n
+            got |= {128 * block + i: v for i, v in zip(index, values, strict=True)}
         assert got == {c: float(v) for c, v in enumerate(x[row]) if v != 0}
     assert found.rate == pytest.approx(float((x != 0).float().mean()), abs=1e-7)
     assert events.scan((x != 0).float()).value is None

@@ -9,6 +9,9 @@
 #include <cstring>
 
 #include "scan.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
@@ -26,8 +29,8 @@ typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias))
 
 constexpr int V = 4;                // vectors per row
 constexpr int64_t ROW = V * LANES;  // output channels in a block
-constexpr int64_t SUBTILE = 64;     // output pixels whose sums stay in L1 while one weight tile is used
-constexpr int64_t MOST_SUBTILES = 8;  // subtiles that share weights in L2
+constexpr int64_t SUBTILE = 128;    // output pixels whose sums stay close while one weight tile is used
+constexpr int64_t MOST_SUBTILES = 4;  // subtiles that share weights in L2
 constexpr int64_t WINDOW = 256;     // rows of the gradient in L1
 constexpr int64_t POSITIONS = 128;  // input pixels of a window, at most
 
@@ -39,6 +42,14 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 inline vec load(const float *p) { return *reinterpret_cast<const vec *>(p); }
 inline void store(float *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
+
+int64_t threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
 
 int64_t slot_size(int64_t C) { return C >= EVENT_BLOCK ? EVENT_BLOCK : up(C, 8) * 8; }
 
@@ -69,26 +80,27 @@ void pack(const Geometry *g, const float *weight, float *packed) {
     }
 }
 
-// sum += the rows that the list selects, even ones and odd ones in two chains
+// sum += the rows that the list selects, even places and odd places in two chains; values of 1 are added, others multiplied
 template <bool VALUES>
-inline void add_rows(const float *__restrict rows, const uint8_t *__restrict index, const float *__restrict value, int64_t n,
+inline void add_rows(const float *__restrict rows, const uint8_t *__restrict index, const float *__restrict value, int64_t ones, int64_t n,
                      float *__restrict sum) {
     vec a[V] = {}, b[V] = {};
-    for (int64_t i = 0; i < n; i += 2) {
+    int64_t i = 0;
+    for (; i < ones; i += 2) {
         const float *p = rows + index[i] * ROW, *q = rows + index[i + 1] * ROW;
-        if constexpr (VALUES) {
-            const float u = value[i], w = value[i + 1];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j++) a[j] += load(p + j * LANES);
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j++) b[j] += load(q + j * LANES);
+    }
+    if constexpr (VALUES)
+        for (; i < n; i += 2) {
+            const float *p = rows + index[i] * ROW, *q = rows + index[i + 1] * ROW, u = value[i], w = value[i + 1];
 #pragma GCC unroll 4
             for (int j = 0; j < V; j++) a[j] += u * load(p + j * LANES);
 #pragma GCC unroll 4
             for (int j = 0; j < V; j++) b[j] += w * load(q + j * LANES);
-        } else {
-#pragma GCC unroll 4
-            for (int j = 0; j < V; j++) a[j] += load(p + j * LANES);
-#pragma GCC unroll 4
-            for (int j = 0; j < V; j++) b[j] += load(q + j * LANES);
         }
-    }
 #pragma GCC unroll 4
     for (int j = 0; j < V; j++) store(sum + j * LANES, load(sum + j * LANES) + (a[j] + b[j]));
 }
@@ -108,7 +120,10 @@ void use_tile(const Geometry *g, const Events *e, const float *rows, int64_t blo
             float *sum = sums + (q - q0 + from - ox) * ROW;
             for (int64_t x = from; x < to; x++, slot += s * e->blocks, sum += ROW) {
                 const int64_t at = slot * e->cap;
-                add_rows<VALUES>(rows, e->index + at, VALUES ? e->value + at : nullptr, e->count[slot], sum);
+                if constexpr (VALUES)
+                    add_rows<true>(rows, e->index + at, e->value + at, e->ones[slot], e->count[slot], sum);
+                else
+                    add_rows<false>(rows, e->index + at, nullptr, e->count[slot], 0, sum);
             }
         }
         q = end;
@@ -118,7 +133,7 @@ void use_tile(const Geometry *g, const Events *e, const float *rows, int64_t blo
 template <bool VALUES>
 void forward_as(const Geometry *g, const Events *e, const float *packed, const float *bias, float *y) {
     const int64_t pixels = g->N * g->OH * g->OW, subtiles = up(pixels, SUBTILE), taps = g->K * g->K, size = tile_size(g);
-    const int64_t group = most(1, least(MOST_SUBTILES, subtiles / 16)), groups = up(subtiles, group), O_blocks = up(g->C_out, ROW);
+    const int64_t group = most(1, least(MOST_SUBTILES, subtiles / (2 * threads()))), groups = up(subtiles, group), O_blocks = up(g->C_out, ROW);
 #pragma omp parallel
     {
         float *sums = allocate<float>(group * SUBTILE * ROW);
@@ -186,9 +201,9 @@ int64_t places(const Windows &w, const Geometry *g, int64_t window, Place *out) 
     return count;
 }
 
-struct Transposed {  // per window, phase and input channel: the positions where it is active
+struct Transposed {  // per window, phase and input channel: the positions where it is 1, and, from the slot's end back, other than 0 and 1
     uint8_t *position;
-    uint8_t *count;
+    uint8_t *ones, *others;
     float *value;
 };
 
@@ -196,8 +211,9 @@ template <bool VALUES>
 void transpose(const Windows &w, const Geometry *g, const Events *e, int64_t window, const Transposed &t) {
     Place place[POSITIONS];
     const int64_t parts = places(w, g, window, place), s = g->stride, first = window * w.lists() * g->C_in;
-    uint8_t *count = t.count + first;
-    std::memset(count, 0, w.lists() * g->C_in);
+    uint8_t *ones = t.ones + first, *others = VALUES ? t.others + first : nullptr;
+    std::memset(ones, 0, w.lists() * g->C_in);
+    if constexpr (VALUES) std::memset(others, 0, w.lists() * g->C_in);
     for (int64_t i = 0; i < parts; i++) {
         const Place &p = place[i];
         for (int64_t phase = 0; phase < w.lists(); phase++) {
@@ -213,12 +229,18 @@ void transpose(const Windows &w, const Geometry *g, const Events *e, int64_t win
                         const int64_t slot = ((p.n * g->H + iy) * g->W + ix) * e->blocks + block, n = e->count[slot];
                         const int64_t list = phase * g->C_in + block * EVENT_BLOCK;
                         const uint8_t *index = e->index + slot * e->cap;
-                        const float *value = VALUES ? e->value + slot * e->cap : nullptr;
-                        for (int64_t k = 0; k < n; k++) {
-                            const int64_t at = list + index[k], to = (first + at) * POSITIONS + count[at]++;
-                            t.position[to] = position;
-                            if constexpr (VALUES) t.value[to] = value[k];
+                        int64_t k = 0;
+                        for (const int64_t plain = VALUES ? e->ones[slot] : n; k < plain; k++) {
+                            const int64_t at = list + index[k];
+                            t.position[(first + at) * POSITIONS + ones[at]++] = position;
                         }
+                        if constexpr (VALUES)
+                            for (const float *value = e->value + slot * e->cap; k < n; k++) {
+                                const int64_t at = list + index[k], slot_of = (first + at) * POSITIONS;
+                                const int64_t to = slot_of + (value[k] == 1.0f ? ones[at]++ : POSITIONS - ++others[at]);
+                                t.position[to] = position;
+                                t.value[to] = value[k];
+                            }
                     }
                 }
             }
@@ -250,26 +272,27 @@ void copy_window(const Windows &w, const Geometry *g, const float *gy, int64_t w
     }
 }
 
-// dw[tap] += the gradient rows that the list selects, TAPS neighbouring windows at once: each index is read once
+// dw[tap] += the gradient rows that the lists select, TAPS neighbouring windows at once: each position is read once
 template <int TAPS, bool VALUES>
 inline void add_taps(const float *const *rows, float *const *dw, const uint8_t *__restrict position, const float *__restrict value,
-                     int64_t n) {
+                     int64_t ones, int64_t others) {
     vec sum[TAPS][V] = {};
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < ones; i++) {
         const int64_t at = position[i] * ROW;
-        vec times = {};
-        if constexpr (VALUES) times = times + value[i];
 #pragma GCC unroll 4
         for (int t = 0; t < TAPS; t++)
 #pragma GCC unroll 4
-            for (int j = 0; j < V; j++) {
-                const vec row = load(rows[t] + at + j * LANES);
-                if constexpr (VALUES)
-                    sum[t][j] += times * row;
-                else
-                    sum[t][j] += row;
-            }
+            for (int j = 0; j < V; j++) sum[t][j] += load(rows[t] + at + j * LANES);
     }
+    if constexpr (VALUES)
+        for (int64_t i = POSITIONS - 1; i >= POSITIONS - others; i--) {
+            const int64_t at = position[i] * ROW;
+            const float times = value[i];
+#pragma GCC unroll 4
+            for (int t = 0; t < TAPS; t++)
+#pragma GCC unroll 4
+                for (int j = 0; j < V; j++) sum[t][j] += times * load(rows[t] + at + j * LANES);
+        }
 #pragma GCC unroll 4
     for (int t = 0; t < TAPS; t++)
 #pragma GCC unroll 4
@@ -296,8 +319,8 @@ void use_window(const Windows &w, const Geometry *g, const Transposed &t, int64_
         Tap tap[64];
         const int64_t count = taps_of(w, g, phase, tap), list = (window * w.lists() + phase) * g->C_in + c0;
         for (int64_t c = 0; c < C; c++) {
-            const int64_t n = t.count[list + c];
-            if (n == 0) continue;
+            const int64_t n = t.ones[list + c], m = VALUES ? t.others[list + c] : 0;
+            if (n + m == 0) continue;
             const uint8_t *position = t.position + (list + c) * POSITIONS;
             const float *value = VALUES ? t.value + (list + c) * POSITIONS : nullptr;
             for (int64_t k = 0; k < count; k += 3) {
@@ -306,9 +329,9 @@ void use_window(const Windows &w, const Geometry *g, const Transposed &t, int64_
                 for (int64_t i = 0; i < least(3, count - k); i++)
                     from[i] = rows - tap[k + i].back * ROW, to[i] = sums + (c * taps + tap[k + i].number) * ROW;
                 switch (count - k) {
-                    case 1: add_taps<1, VALUES>(from, to, position, value, n); break;
-                    case 2: add_taps<2, VALUES>(from, to, position, value, n); break;
-                    default: add_taps<3, VALUES>(from, to, position, value, n);
+                    case 1: add_taps<1, VALUES>(from, to, position, value, n, m); break;
+                    case 2: add_taps<2, VALUES>(from, to, position, value, n, m); break;
+                    default: add_taps<3, VALUES>(from, to, position, value, n, m);
                 }
             }
         }
@@ -321,7 +344,8 @@ void weight_grad_as(const Geometry *g, const Events *e, const float *gy, float *
     const int64_t taps = g->K * g->K, O_blocks = up(g->C_out, ROW), tasks = O_blocks * e->blocks;
     const int64_t chunks = most(1, least(up(16, tasks), w.windows / 4)), per_chunk = up(w.windows, chunks);
     const int64_t lists = w.windows * w.lists() * g->C_in, dw_size = g->C_out * taps * g->C_in;
-    Transposed t = {allocate<uint8_t>(lists * POSITIONS), allocate<uint8_t>(lists), VALUES ? allocate<float>(lists * POSITIONS) : nullptr};
+    Transposed t = {allocate<uint8_t>(lists * POSITIONS), allocate<uint8_t>(lists), VALUES ? allocate<uint8_t>(lists) : nullptr,
+                    VALUES ? allocate<float>(lists * POSITIONS) : nullptr};
     float *partial = chunks > 1 ? allocate<float>(chunks * dw_size) : dw;
 #pragma omp parallel
     {
@@ -357,7 +381,8 @@ void weight_grad_as(const Geometry *g, const Events *e, const float *gy, float *
     }
     if (chunks > 1) std::free(partial);
     std::free(t.position);
-    std::free(t.count);
+    std::free(t.ones);
+    std::free(t.others);
     std::free(t.value);
 }
 

@@ -1,8 +1,8 @@
 // Event-driven convolution: the table of functions, one per SIMD level. No torch, no Python: pointers and sizes only.
 //
 // Events of x [rows][C] (a row is a pixel, channels innermost): channels are cut into `blocks` of at most EVENT_BLOCK, and each
-// (row, block) has a slot of `cap` bytes with the ascending indices of its active channels, a count, and, where values are not all 1,
-// a slot of `cap` floats with their values.
+// (row, block) has a slot of `cap` bytes with the indices of its active channels and a count. Where values are not all 1, those that are
+// come first (`ones` of them, an even number), then the others, with their values at the same places of a slot of `cap` floats.
 #pragma once
 #include <cstdint>
 
@@ -12,6 +12,7 @@ struct Events {
     int64_t rows, C, blocks, cap;
     uint8_t *index;  // [rows][blocks][cap]
     uint8_t *count;  // [rows][blocks]
+    uint8_t *ones;   // [rows][blocks], or null: all are 1
     float *value;    // [rows][blocks][cap], or null: all are 1
 };
 

@@ -25,7 +25,7 @@ class _Events(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "C", "blocks", "cap")),
-        *((name, ctypes.c_void_p) for name in ("index", "count", "value")),
+        *((name, ctypes.c_void_p) for name in ("index", "count", "ones", "value")),
     )
 
 
@@ -37,9 +37,10 @@ class _Geometry(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Events:
-    """The active channels of each row (pixel): ascending indices in slots, blocks of 128 channels apart, and their values.
+    """The active channels of each row (pixel): indices in slots, blocks of 128 channels apart, and their values.
 
-    `value` is None where all are 1. An odd list ends with an index to a row of zeros.
+    Channels that are 1 come first, ascending, then the others, ascending; `ones` and `value` are None where all are 1.
+    An odd list ends with an index to a row of zeros.
     """
 
     channels: int
@@ -47,8 +48,10 @@ class Events:
     """(rows, blocks, slot), uint8."""
     count: Tensor
     """(rows, blocks), uint8."""
+    ones: Tensor | None
+    """(rows, blocks), uint8: the indices before this even place stand for values of 1."""
     value: Tensor | None
-    """(rows, blocks, slot), float32."""
+    """(rows, blocks, slot), float32, from `ones` on."""
 
     @property
     def rate(self) -> float:
@@ -58,16 +61,16 @@ class Events:
     def struct(self) -> _Events:
         """For the native calls; valid while this object lives."""
         rows, blocks, cap = self.index.shape
-        value = None if self.value is None else self.value.data_ptr()
-        return _Events(rows, self.channels, blocks, cap, self.index.data_ptr(), self.count.data_ptr(), value)
+        ones, value = (None if a is None else a.data_ptr() for a in (self.ones, self.value))
+        return _Events(rows, self.channels, blocks, cap, self.index.data_ptr(), self.count.data_ptr(), ones, value)
 
 
 def empty_events(rows: int, channels: int, values: bool) -> Events:
     """Slots to be filled."""
     blocks, cap = -(-channels // BLOCK), BLOCK if channels >= BLOCK else -(-channels // 8) * 8
-    index = torch.empty(rows, blocks, cap, dtype=torch.uint8)
-    value = torch.empty(rows, blocks, cap) if values else None
-    return Events(channels, index, torch.empty(rows, blocks, dtype=torch.uint8), value)
+    index, count = torch.empty(rows, blocks, cap, dtype=torch.uint8), torch.empty(rows, blocks, dtype=torch.uint8)
+    ones, value = (torch.empty_like(count), torch.empty(rows, blocks, cap)) if values else (None, None)
+    return Events(channels, index, count, ones, value)
 
 
 def why_not(x: Tensor, kernel: int = 1) -> str:

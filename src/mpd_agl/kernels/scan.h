@@ -24,57 +24,67 @@ struct BytePatterns {  // for each mask of 8 bits the positions of its ones, as 
 };
 constexpr BytePatterns PATTERNS;
 
-// bits of the 8 values that are not 0; `other` collects those that are neither 0 nor 1
+// bits of the 8 values that are not 0; `other` are those that are not 1 either
 inline unsigned active8(const float *x, unsigned &other) {
 #if defined(__AVX2__)
     const __m256 v = _mm256_loadu_ps(x);
     const unsigned mask = _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
-    other |= mask & _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(1.0f), _CMP_NEQ_UQ));
+    other = mask & _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(1.0f), _CMP_NEQ_UQ));
     return mask;
 #elif defined(__x86_64__)
     const __m128 zero = _mm_setzero_ps(), one = _mm_set1_ps(1.0f), a = _mm_loadu_ps(x), b = _mm_loadu_ps(x + 4);
     const unsigned mask = _mm_movemask_ps(_mm_cmpneq_ps(a, zero)) | _mm_movemask_ps(_mm_cmpneq_ps(b, zero)) << 4;
-    other |= mask & (_mm_movemask_ps(_mm_cmpneq_ps(a, one)) | _mm_movemask_ps(_mm_cmpneq_ps(b, one)) << 4);
+    other = mask & (_mm_movemask_ps(_mm_cmpneq_ps(a, one)) | _mm_movemask_ps(_mm_cmpneq_ps(b, one)) << 4);
     return mask;
 #else
     unsigned mask = 0;
+    other = 0;
     for (int i = 0; i < 8; i++) {
         mask |= static_cast<unsigned>(x[i] != 0.0f) << i;
-        other |= x[i] != 0.0f && x[i] != 1.0f;
+        other |= static_cast<unsigned>(x[i] != 0.0f && x[i] != 1.0f) << i;
     }
     return mask;
 #endif
 }
 
+// appends the positions of the mask's ones, counted from `first`; writes 8 bytes
+inline void append(uint8_t *list, int64_t &n, unsigned mask, int64_t first) {
+    const uint64_t found = PATTERNS.at[mask] + first * 0x0101010101010101ull;
+    std::memcpy(list + n, &found, 8);
+    n += __builtin_popcount(mask);
+}
+
 // One row of C values; returns not 0 where a value is neither 0 nor 1. Slots end with an index to the row of zeros where a count is odd.
 inline unsigned scan_row(const float *x, const Events *e, int64_t row) {
-    unsigned other = 0;
+    unsigned any = 0;
     for (int64_t b = 0; b < e->blocks; b++) {
         const int64_t slot = row * e->blocks + b, first = b * EVENT_BLOCK;
         const int64_t width = e->C - first < EVENT_BLOCK ? e->C - first : EVENT_BLOCK;
-        uint8_t *index = e->index + slot * e->cap;
+        uint8_t *index = e->index + slot * e->cap, others[EVENT_BLOCK + 8];
         const float *in = x + first;
-        int64_t n = 0, i = 0;
-        for (; i + 8 <= width; i += 8) {
-            const unsigned mask = active8(in + i, other);
-            const uint64_t found = PATTERNS.at[mask] + i * 0x0101010101010101ull;
-            std::memcpy(index + n, &found, 8);  // n <= i, so this stays in the slot
-            n += __builtin_popcount(mask);
+        int64_t n = 0, m = 0, i = 0;
+        unsigned other;
+        for (; i < width; i += 8) {
+            float tail[8] = {};
+            if (i + 8 > width) std::memcpy(tail, in + i, (width - i) * sizeof(float));
+            const unsigned mask = active8(i + 8 > width ? tail : in + i, other);
+            append(index, n, mask & ~other, i);  // n <= i, so this stays in the slot
+            if (other) append(others, m, other, i);
         }
-        for (; i < width; i++)
-            if (in[i] != 0.0f) {
-                other |= in[i] != 1.0f;
-                index[n++] = static_cast<uint8_t>(i);
-            }
-        e->count[slot] = static_cast<uint8_t>(n);
-        if (n & 1) index[n] = static_cast<uint8_t>(e->cap);
+        any |= m > 0;
+        const int64_t count = n + m;
+        e->count[slot] = static_cast<uint8_t>(count);
         if (e->value) {
             float *value = e->value + slot * e->cap;
-            for (int64_t k = 0; k < n; k++) value[k] = in[index[k]];
-            if (n & 1) value[n] = 0.0f;
+            std::memcpy(index + n, others, m);
+            const int64_t ones = m > 0 ? n & ~1ll : n;  // an odd 1 goes with the others
+            for (int64_t k = ones; k < count; k++) value[k] = in[index[k]];
+            if (count & 1) value[count] = 0.0f;
+            e->ones[slot] = static_cast<uint8_t>(ones);
         }
+        if (count & 1) index[count] = static_cast<uint8_t>(e->cap);
     }
-    return other;
+    return any;
 }
 
 }  // namespace

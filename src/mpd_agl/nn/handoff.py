@@ -43,6 +43,12 @@ def carry(x: Tensor, view: Tensor) -> None:
     setattr(view, _NAME, found)
 
 
+def is_handed_on(x: Tensor) -> bool:
+    """Whether x comes straight from a block, which lists its spikes where they are read."""
+    found: Handoff | None = getattr(x, _NAME, None)
+    return found is not None and found.read is not None and found.version == _version(x)
+
+
 def events_of(x: Tensor) -> Events:
     """The lists of (N, C, H, W) or (N, F): those that it carries, or a scan that it carries from now on."""
     found: Handoff | None = getattr(x, _NAME, None)
