@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.errors import unknown_name
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import events as kernel
 from mpd_agl.kernels import native
 from mpd_agl.nn.handoff import events_of, is_handed_on
@@ -57,6 +57,8 @@ class Synapses(nn.Module):
         """Set how to compute; what was measured before is forgotten."""
         if conv not in CONVS:
             raise unknown_name("conv", conv, CONVS)
+        if conv == "event" and (why := native.load()[1]):
+            raise InputError(f"conv 'event' cannot run: {why}, or use conv='dense'.")
         self.conv, self.choice, self.every, self.calls = conv, None, EVERY, 0
         self._packed: tuple[Any, Tensor, Tensor] | None = None
 
