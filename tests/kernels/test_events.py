@@ -155,7 +155,10 @@ def test_nan_in_the_input_reaches_the_output():
 
 def test_what_it_cannot_do_is_said():
     assert "float64" in events.why_not(torch.zeros(1, 1, dtype=torch.float64))
-    assert "5 x 5" in events.why_not(torch.zeros(1, 1), kernel=7)
+    with pytest.raises(InputError, match="up to 5 x 5"):
+        events.conv(torch.zeros(1, 2, 9, 9), torch.zeros(1, 2, 7, 7))
+    with pytest.raises(InputError, match="does not fit"):
+        events.conv(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 3, 3))
     with pytest.raises(InputError, match="float64"):
         events.scan(torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(InputError, match="takes 3 channels"):

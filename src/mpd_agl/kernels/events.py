@@ -73,14 +73,12 @@ def empty_events(rows: int, channels: int, values: bool) -> Events:
     return Events(channels, index, count, ones, value)
 
 
-def why_not(x: Tensor, kernel: int = 1) -> str:
+def why_not(x: Tensor) -> str:
     """Why there is no event-driven convolution for this input; "" where there is."""
     if x.device.type != "cpu":
         return f"it runs on a CPU, and the input is on {x.device.type}"
     if x.dtype != torch.float32:
         return f"it computes in float32, and the input is {x.dtype}"
-    if kernel > MOST_KERNEL:
-        return f"it takes kernels up to {MOST_KERNEL} x {MOST_KERNEL}, got {kernel}"
     return str(_missing())
 
 
@@ -129,6 +127,20 @@ def _out_shape(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> 
         return shape[0], weight.shape[0]
     OH, OW = ((size + 2 * padding - weight.shape[2]) // stride + 1 for size in shape[2:])
     return shape[0], OH, OW, weight.shape[0]
+
+
+def _check(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> None:
+    """What the kernels take for granted."""
+    if shape[1] != weight.shape[1]:
+        raise InputError(f"a weight {tuple(weight.shape)} takes {weight.shape[1]} channels, got {tuple(shape)}.")
+    if weight.dim() == 4 and (weight.shape[2] != weight.shape[3] or weight.shape[2] > MOST_KERNEL):
+        raise InputError(
+            f"the event-driven convolution takes square kernels up to {MOST_KERNEL} x {MOST_KERNEL}, got {tuple(weight.shape[2:])}."
+        )
+    if min(_out_shape(shape, weight, stride, padding)) < 1 or stride < 1 or padding < 0:
+        raise InputError(
+            f"a kernel {tuple(weight.shape[2:])} with stride {stride} and padding {padding} does not fit an input {tuple(shape)}."
+        )
 
 
 def _channels_first(y: Tensor) -> Tensor:
@@ -244,8 +256,7 @@ def conv(
     >>> torch.allclose(conv(x, w, padding=1), torch.conv2d(x, w, padding=1), atol=1e-5)
     True
     """
-    if x.shape[1] != weight.shape[1]:
-        raise InputError(f"a weight {tuple(weight.shape)} takes {weight.shape[1]} channels, got {tuple(x.shape)}.")
+    _check(x.shape, weight, stride, padding)
     if torch.compiler.is_compiling():
         y: Tensor = conv_op(x, weight, bias, stride, padding)
         return y

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import events as kernel
 from mpd_agl.kernels import native
+from mpd_agl.kernels.events import MOST_KERNEL
 from mpd_agl.nn.handoff import events_of, is_handed_on
 
 CONVS = ("dense", "event", "auto")
@@ -180,6 +181,8 @@ class SparseConv2d(nn.Conv2d, Synapses):
         bias: bool = True,
         conv: str,
     ) -> None:
+        if kernel > MOST_KERNEL:
+            raise InputError(f"SparseConv2d takes kernels up to {MOST_KERNEL}, got {kernel}. Use nn.Conv2d.")
         super().__init__(in_channels, out_channels, kernel, stride, padding, bias=bias)
         self.events_stride, self.events_padding = stride, padding
         self.choose(conv)
