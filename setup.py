@@ -46,7 +46,7 @@ class BuildNative(build_ext):
         objects = []
         for level, flags in levels.items():
             objects += self.compiler.compile(
-                ["src/mpd_agl/kernels/native.cpp"],
+                ["src/mpd_agl/kernels/native.cpp", "src/mpd_agl/kernels/events.cpp"],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
                 extra_postargs=[*COMMON, *openmp, *flags],

@@ -161,6 +161,7 @@ def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_c
         init=m.init,
         block=m.block,
         backend=m.backend,
+        conv=m.conv,
         ann=m.ann,
         recompute=m.recompute,
     )

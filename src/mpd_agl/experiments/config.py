@@ -32,6 +32,8 @@ class ModelConfig(Section):
     """ResNets: spikes added (SEW-ADD), or currents added before one neuron."""
     backend: Literal["auto", "native", "compiled", "eager"] = "auto"
     """Implementation of the fused step."""
+    conv: Literal["dense", "event", "auto"] = "dense"
+    """Synapses behind the first layer: dense, event (zeros are skipped), or auto: the faster of both, measured now and then and kept."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     recompute: bool = False

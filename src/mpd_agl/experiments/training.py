@@ -19,6 +19,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
 from mpd_agl.experiments.compiling import compile_first
 from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.experiments.convs import ConvChoices
 from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
 from mpd_agl.experiments.watch import build_watch
 from mpd_agl.kernels import reuse_pages
@@ -31,7 +32,7 @@ from mpd_agl.train.console import Mute
 from mpd_agl.train.disk import explain
 from mpd_agl.train.distributed import ALONE, Elsewhere, PeerLost, Ranks
 from mpd_agl.train.loop import Job, Trainer
-from mpd_agl.train.observe import Display
+from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.progress import Progress
 from mpd_agl.train.runfolder import MARK, RunFolder, now
 from mpd_agl.train.signals import Stopped
@@ -296,15 +297,21 @@ def _train(
     settings = config.model_dump(mode="json")
     tracked = config.track if ranks.first else TrackConfig()
     trackers = build_trackers(tracked, folder.path, settings, saved.at.step if saved else 0, display.note)
+    stepper = build.build_stepper(config, net, made.device, ranks)
+    observer: Observer = build_watch(
+        net, config.monitor, spiking=not config.model.ann, steps=config.train.epochs * len(train)
+    )
+    choices = None
+    if config.model.conv == "auto":
+        nets = [net] if stepper.ema is None else [net, stepper.ema.net]
+        observer = choices = ConvChoices(nets, observer, folder.path)
     trainer = Trainer(
         Job(
             title=title(config, record),
-            stepper=build.build_stepper(config, net, made.device, ranks),
+            stepper=stepper,
             train=train,
             test=test,
-            observer=build_watch(
-                net, config.monitor, spiking=not config.model.ann, steps=config.train.epochs * len(train)
-            ),
+            observer=observer,
             display=display,
             trackers=trackers,
             folder=folder,
@@ -336,7 +343,8 @@ def _train(
         stopped = isinstance(error, Stopped)
         folder.log(f"{'stopped' if stopped else 'failed'}: {error or type(error).__name__}")
         failure = None if stopped else str(error) or type(error).__name__
-        done = _scored(record, trainer.progress).with_(status="stopped" if stopped else "failed", failure=failure)
+        done = _scored(record, trainer.progress, choices)
+        done = done.with_(status="stopped" if stopped else "failed", failure=failure)
         try:
             _write(folder, done)
         except InputError:
@@ -345,7 +353,7 @@ def _train(
     finally:
         trackers.close()
     folder.log("finished")
-    done = _scored(record, trainer.progress).with_(status="finished", final=trainer.progress.last)
+    done = _scored(record, trainer.progress, choices).with_(status="finished", final=trainer.progress.last)
     _write(folder, done)
     return done
 
@@ -389,9 +397,9 @@ def _write(folder: RunFolder, record: RunRecord) -> None:
     folder.write(folder.record, records.canonical(record.to_dict()))
 
 
-def _scored(record: RunRecord, progress: Progress) -> RunRecord:
+def _scored(record: RunRecord, progress: Progress, choices: ConvChoices | None) -> RunRecord:
     clock = {**record.clock, "ended": now(), "elapsed_s": round(progress.elapsed_s, 3)}
-    return record.with_(best_on_test=progress.best, clock=clock)
+    return record.with_(best_on_test=progress.best, clock=clock, convs=choices.measured if choices else None)
 
 
 def title(config: RunConfig, record: RunRecord) -> str:

@@ -18,6 +18,7 @@ from mpd_agl.core import SURROGATES, Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native, plain
 from mpd_agl.kernels.backends import Backend, resolve
+from mpd_agl.kernels.events import Events
 from mpd_agl.kernels.sync import Replicas, SharedMoments, share_moments
 
 
@@ -34,6 +35,7 @@ class _Step:
     detach_reset: bool
     backend: Backend
     shared: SharedMoments | None = None  # the batch's statistics, where other processes hold parts of it
+    events: Events | None = None
 
 
 class _Fused(torch.autograd.Function):
@@ -55,7 +57,11 @@ class _Fused(torch.autograd.Function):
             mean_C, var_C = step.backend.moments(x)
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
-        s_TMC = step.backend.forward(x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, plus)
+        inputs = x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, plus
+        if step.events is None:
+            s_TMC = step.backend.forward(*inputs)
+        else:
+            s_TMC = native.forward_with_events(*inputs, step.events.struct())
         ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
         ctx.step = step
         ctx.mark_non_differentiable(mean_C, var_C)
@@ -146,6 +152,8 @@ def _run(
         )
     empty = step.shared is not None
     x_SMC = _rows(x_SNC, empty=empty)
+    if step.events is not None and step.backend.name != "native":
+        raise InputError(f"the fused step lists events on backend 'native', got {step.backend.name!r}. Leave them out.")
     if step.backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
     plus_TMC = None if plus_TNC is None else _rows(plus_TNC, empty=empty).to(x_SMC.dtype)
@@ -187,16 +195,18 @@ def tdbn_neuron(
     detach_reset: bool = False,
     backend: str = "auto",
     shared: SharedMoments | None = None,
+    events: Events | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
     Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
     them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
     and the spikes come back in x's dtype. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
+    `events` (`empty_events`, backend native) are filled with the active lists of the result.
     """
     shape = get_surrogate(surrogate)
     resolved = _resolve_for(shape, backend, x_SNC)
-    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared)
+    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared, events)
     if shared is not None:
         running_mean_C, running_var_C = shared.mean_C, shared.var_C
     return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, plus_TNC, step)
@@ -213,11 +223,12 @@ def neuron(
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
     backend: str = "auto",
+    events: Events | None = None,
 ) -> Tensor:
     """Spikes of `lif(i)` alone: the same function with an identity in place of tdBN."""
     shape = get_surrogate(surrogate)
     resolved = _resolve_for(shape, backend, i_SNC)
-    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved)
+    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved, events=events)
     C = i_SNC.shape[2]
     one_C, zero_C = i_SNC.new_ones(C, dtype=torch.float32), i_SNC.new_zeros(C, dtype=torch.float32)
     return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, plus_TNC, step)[0]

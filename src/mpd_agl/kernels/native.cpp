@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "scan.h"
+
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 #define LOOP _Pragma("omp simd") for
@@ -161,7 +163,7 @@ struct Channels {  // the per-channel vectors, laid out along a tile
 
 // One tile over all T steps. STEPS > 0 is T known to the compiler: the membrane stays in registers. STEPS = 0 is any T.
 template <int STEPS, bool PLUS>
-void forward_as(const Neuron *n, const float *x, const float *plus, float *s) {
+void forward_as(const Neuron *n, const float *x, const float *plus, float *s, const Events *events) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size, x_step = n->S == 1 ? 0 : size;
     const float tau = n->tau, v_th = n->v_th;
@@ -201,13 +203,17 @@ void forward_as(const Neuron *n, const float *x, const float *plus, float *s) {
                     }
                 }
             }
+            if (events)  // while the tile is in L1
+                for (int64_t t = 0; t < T; t++)
+                    for (int64_t row = at / n->C; row < (at + count) / n->C; row++)
+                        scan_row(s + t * size + row * n->C, events, t * n->M + row);
         }
         std::free(v);
     }
 }
 
-void forward(const Neuron *n, const float *x, const float *plus, float *out) {
-#define STEPS(T) return plus ? forward_as<T, true>(n, x, plus, out) : forward_as<T, false>(n, x, plus, out)
+void forward(const Neuron *n, const float *x, const float *plus, float *out, const Events *events) {
+#define STEPS(T) return plus ? forward_as<T, true>(n, x, plus, out, events) : forward_as<T, false>(n, x, plus, out, events)
     switch (n->T) {
         case 1: STEPS(1);
         case 2: STEPS(2);

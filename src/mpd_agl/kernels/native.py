@@ -51,7 +51,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the native library does not load here ({error})"
     library.mpd_agl_level.restype = ctypes.c_char_p
-    for name, count in (("moments", 5), ("forward", 4), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
+    for name, count in (("moments", 5), ("forward", 5), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
@@ -63,25 +63,30 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         ctypes.c_void_p,
     ]
     library.mpd_agl_normalise_grad.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
+    events = (("scan", 2, ctypes.c_int), ("packed_size", 1, ctypes.c_int64), ("pack", 3, None), ("forward", 5, None))
+    for name, count, result in (*events, ("weight_grad", 4, None)):
+        function = getattr(library, f"mpd_agl_event_{name}")
+        function.restype, function.argtypes = result, [ctypes.c_void_p] * count
     return library, ""
 
 
 def level() -> str:
     """The SIMD level in use: avx512, avx2 or base."""
-    return str(_library().mpd_agl_level().decode())
+    return str(library().mpd_agl_level().decode())
 
 
 def use_level(name: str) -> None:
     """Force a SIMD level (for tests); an error where this CPU does not have it."""
-    if not _library().mpd_agl_use_level(name.encode()):
+    if not library().mpd_agl_use_level(name.encode()):
         raise InputError(f"SIMD level {name!r} does not run on this CPU. Known levels: {', '.join(LEVELS)}.")
 
 
-def _library() -> ctypes.CDLL:
-    library, why = load()
-    if library is None:
+def library() -> ctypes.CDLL:
+    """The library; an error that names the way out where it is not there."""
+    loaded, why = load()
+    if loaded is None:
         raise InputError(f"backend 'native' cannot run: {why}, or use backend='eager'.")
-    return library
+    return loaded
 
 
 def _neuron(
@@ -107,7 +112,7 @@ def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     _check(x_SMC)
     S, M, C = x_SMC.shape
     mean_C, var_C = x_SMC.new_empty(C), x_SMC.new_empty(C)
-    _library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, mean_C.data_ptr(), var_C.data_ptr())
+    library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, mean_C.data_ptr(), var_C.data_ptr())
     return mean_C, var_C
 
 
@@ -122,11 +127,27 @@ def forward(
     plus_TMC: Tensor | None,
 ) -> Tensor:
     """Spikes s_TMC, plus `plus_TMC` where it is given."""
+    return forward_with_events(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps, plus_TMC, None)
+
+
+def forward_with_events(
+    x_SMC: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    beta_C: Tensor,
+    tau: Tensor,
+    v_th: float,
+    num_steps: int,
+    plus_TMC: Tensor | None,
+    events: ctypes.Structure | None,
+) -> Tensor:
+    """`forward`, which also fills the active lists of what it returns."""
     _check(x_SMC, mean_C, scale_C, beta_C, *([] if plus_TMC is None else [plus_TMC]))
     s_TMC = x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
     plus_at = None if plus_TMC is None else plus_TMC.data_ptr()
     neuron = _neuron(x_SMC, num_steps, mean_C, scale_C, beta_C, None, tau, v_th)
-    _library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr())
+    events_at = None if events is None else ctypes.addressof(events)
+    library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr(), events_at)
     return s_TMC
 
 
@@ -151,7 +172,7 @@ def backward(
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
     outputs = [a.data_ptr() for a in (dv_SMC, sum_dv_C, sum_dv_x_C, dtau)]
     kappa_at = dkappa_T.data_ptr() if want_kappa else None
-    _library().mpd_agl_backward(ctypes.addressof(neuron), x_SMC.data_ptr(), g_TMC.data_ptr(), *outputs, kappa_at)
+    library().mpd_agl_backward(ctypes.addressof(neuron), x_SMC.data_ptr(), g_TMC.data_ptr(), *outputs, kappa_at)
     return dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T
 
 
@@ -160,7 +181,7 @@ def normalise_grad_(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tens
     _check(x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C)
     S, M, C = x_SMC.shape
     vectors = [a.data_ptr() for a in (mean_C, scale_C, m1_C, m2_C)]
-    _library().mpd_agl_normalise_grad(x_SMC.data_ptr(), dv_SMC.data_ptr(), S * M, C, *vectors)
+    library().mpd_agl_normalise_grad(x_SMC.data_ptr(), dv_SMC.data_ptr(), S * M, C, *vectors)
 
 
 def probe(
@@ -170,7 +191,7 @@ def probe(
     _check(x_SMC, mean_C, scale_C, beta_C, kappa_T)
     out = torch.empty(kappa_T.shape[0], 6, dtype=torch.float64)
     neuron = _neuron(x_SMC, kappa_T.shape[0], mean_C, scale_C, beta_C, kappa_T, tau, v_th)
-    _library().mpd_agl_probe(ctypes.addressof(neuron), x_SMC.data_ptr(), out.data_ptr())
+    library().mpd_agl_probe(ctypes.addressof(neuron), x_SMC.data_ptr(), out.data_ptr())
     return out
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
-from mpd_agl.nn import AnnBlock, Current, Readout, SpikingBlock, TdBatchNorm
+from mpd_agl.nn import CONVS, AnnBlock, Current, Readout, SparseConv2d, SparseLinear, SpikingBlock, TdBatchNorm
 from mpd_agl.nn.recompute import recompute, run
 
 Layer = SpikingBlock | AnnBlock
@@ -39,6 +39,8 @@ class NetworkOptions:
     block: Literal["sew", "zheng"] = "sew"
     """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
     backend: str = "auto"
+    conv: str = "dense"
+    """Synapses behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the faster of both as measured."""
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
     recompute: bool = False
@@ -56,6 +58,8 @@ class NetworkOptions:
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
             raise unknown_name("block", self.block, ("sew", "zheng"))
+        if self.conv not in CONVS:
+            raise unknown_name("conv", self.conv, CONVS)
         if self.block == "zheng" and self.method == "deeptage":
             raise InputError(
                 "method 'deeptage' takes its width from the potentials of one current, got block='zheng', which adds two. Use sew."
@@ -98,12 +102,25 @@ class Network(nn.Module):
 
     def synapses(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
         """The convolution itself, in channels_last memory."""
-        kind = SubsampledConv if kernel == 1 and stride > 1 and in_channels < 8 else nn.Conv2d
-        conv = kind(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+        how = self.options.conv
+        first = next(self.children(), None) is None  # its input is an image
+        conv: nn.Conv2d
+        if kernel == 1 and stride > 1 and in_channels < 8:
+            conv = SubsampledConv(in_channels, out_channels, kernel, stride, bias=False)
+        elif how == "dense" or first or self.options.ann:
+            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+        else:
+            conv = SparseConv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False, conv=how)
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
         return conv
+
+    def linear(self, in_features: int, out_features: int) -> Layer:
+        """A block on a linear layer without bias."""
+        if self.options.conv == "dense" or self.options.ann:
+            return self.block(nn.Linear(in_features, out_features, bias=False))
+        return self.block(SparseLinear(in_features, out_features, bias=False, conv=self.options.conv))
 
     def block(self, synapses: nn.Module, alpha: float | None = None) -> Layer:
         """Synapses with norm and neuron, or with batch norm and ReLU in an ANN."""

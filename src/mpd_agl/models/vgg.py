@@ -45,7 +45,7 @@ class ConvNet(Network):
         features = channels if average else channels * size * size
         self.num_hidden = len(hidden)
         for h, count in enumerate(hidden, 1):
-            self.add_module(f"fc{h}", self.block(nn.Linear(features, options.channels(count), bias=False)))
+            self.add_module(f"fc{h}", self.linear(features, options.channels(count)))
             features = options.channels(count)
         self.readout = readout(features, options)
 

@@ -5,6 +5,7 @@ from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron
 from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.synapses import CONVS, Choice, SparseConv2d, SparseLinear, Synapses, sparse_layers
 from mpd_agl.nn.width import (
     DeepTAGEWidth,
     FixedWidth,
@@ -18,10 +19,12 @@ from mpd_agl.nn.width import (
 )
 
 __all__ = [
+    "CONVS",
     "LIF",
     "METHODS",
     "PLIF",
     "AnnBlock",
+    "Choice",
     "Current",
     "DeepTAGEWidth",
     "FixedWidth",
@@ -33,7 +36,10 @@ __all__ = [
     "QuantileWidth",
     "Readout",
     "SlopeWidth",
+    "SparseConv2d",
+    "SparseLinear",
     "SpikingBlock",
+    "Synapses",
     "TdBatchNorm",
     "Width",
     "fold",
@@ -41,4 +47,5 @@ __all__ = [
     "over_time",
     "predicted_moments",
     "share_batch",
+    "sparse_layers",
 ]

@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from mpd_agl import kernels
 from mpd_agl.core import SURROGATES
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.nn.handoff import carry, hand_on
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import Neuron
 from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.synapses import Synapses
 from mpd_agl.nn.width import DeepTAGEWidth
 
 
 def over_time(module: nn.Module, x_TNC: Tensor) -> Tensor:
     """Apply a module that knows no time: T is folded into the batch, one call for all steps."""
-    y: Tensor = module(x_TNC.flatten(0, 1))
+    x_NC = x_TNC.flatten(0, 1)
+    if isinstance(module, Synapses) and not torch.compiler.is_compiling():
+        carry(x_TNC, x_NC)
+    y: Tensor = module(x_NC)
     return y.view(*x_TNC.shape[:2], *y.shape[1:])
 
 
@@ -86,6 +91,7 @@ class SpikingBlock(nn.Module):
         )
         self.width = rule.width()
         self.repeating = False  # True while a forward pass is computed a second time (see recompute)
+        self._lists_events, self._events_read = False, False
 
     def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
         """The tdBN layers whose currents the neuron receives."""
@@ -125,10 +131,13 @@ class SpikingBlock(nn.Module):
             i_SNC = x_SNC if self.norm is None else self.norm(x_SNC)
             if add is not None and add_from is not None:
                 i_SNC = i_SNC + add(add_from)
-            spikes: Tensor = self.neuron(i_SNC, kappa_T)
-            return spikes if plus is None else spikes + plus
+            events = None if self.neuron.is_noisy else self._events(i_SNC, T, plus)
+            spikes: Tensor = self.neuron(i_SNC, kappa_T, plus=plus, events=events)
+            self._hand_on(spikes, events)
+            return spikes
         self.norm.check(x_SNC)
         shared = self._shared_moments(x_SNC)
+        events = self._events(x_SNC, T, plus)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
             self.norm.weight,
@@ -147,10 +156,12 @@ class SpikingBlock(nn.Module):
             detach_reset=self.neuron.detach_reset,
             backend=self.neuron.backend,
             shared=shared,
+            events=events,
         )
         if self.training:
             count = T * x_SNC[0].numel() // x_SNC.shape[2]
             self.norm.track(mean_C, var_C, count if shared is None else shared.total * (T // x_SNC.shape[0]))
+        self._hand_on(s_TNC, events)
         return s_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
@@ -158,6 +169,23 @@ class SpikingBlock(nn.Module):
         if not self.training or self.norm is None or self.norm.replicas is None:
             return None
         return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
+
+    def _events(self, x_SNC: Tensor, num_steps: int, plus: Tensor | None) -> kernels.Events | None:
+        """Lists for the neuron to fill, where the last ones were read; see `nn.handoff`."""
+        self._lists_events, self._events_read = self._events_read, False
+        if not self._lists_events or torch.compiler.is_compiling() or x_SNC.dtype != torch.float32 or not x_SNC.numel():
+            return None
+        if kernels.resolve(self.neuron.backend, x_SNC.device, x_SNC.dtype).name != "native":
+            return None
+        C = x_SNC.shape[2]
+        return kernels.empty_events(num_steps * x_SNC[0].numel() // C, C, values=plus is not None)
+
+    def _hand_on(self, s_TNC: Tensor, events: kernels.Events | None) -> None:
+        if not torch.compiler.is_compiling():
+            hand_on(s_TNC, events, self._read)
+
+    def _read(self) -> None:
+        self._events_read = True
 
     def _check(self, s_SNC: Tensor, num_steps: int) -> None:
         flat = isinstance(self.conv, nn.Linear)

@@ -53,8 +53,15 @@ class Neuron(nn.Module):
         """Whether this call's output is ASGL's mixture of hard and soft spikes."""
         return self.training and self.noise > 0
 
-    def forward(self, i_SNC: Tensor, kappa_T: Tensor) -> Tensor:
-        """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T)."""
+    def forward(
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor,
+        *,
+        plus: Tensor | None = None,
+        events: kernels.Events | None = None,
+    ) -> Tensor:
+        """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T); `plus` is added to them."""
         if self.is_noisy:
             i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
             i_TNC = i_TNC.to(
@@ -67,16 +74,19 @@ class Neuron(nn.Module):
                 return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
             s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
-            return s_TNC.to(i_SNC.dtype)
+            s_TNC = s_TNC.to(i_SNC.dtype)
+            return s_TNC if plus is None else s_TNC + plus
         return kernels.neuron(
             i_SNC,
             self.tau,
             kappa_T,
             num_steps=kappa_T.shape[0],
+            plus_TNC=plus,
             v_th=self.v_th,
             surrogate=self.surrogate,
             detach_reset=self.detach_reset,
             backend=self.backend,
+            events=events,
         )
 
     def extra_repr(self) -> str:

@@ -44,6 +44,8 @@ class RunRecord:
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
+    convs: list[dict[str, Any]] | None = None
+    """With `model.conv` auto: per measured step each layer's choice, the share of active inputs and both times."""
     failure: str | None = None
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
@@ -118,12 +120,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "status", "backend"), (str,)),
     **dict.fromkeys(("config", "code", "versions", "hardware", "data", "seeds", "network", "clock"), (dict,)),
     **{name: (dict, type(None)) for name in ("final", "best_on_test", "energy")},
+    "convs": (list, type(None)),
     "failure": (str, type(None)),
     "differences": (list,),
 }
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "failure", "differences", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "differences", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 from mpd_agl.report.compare import comparison, differences, labels, per_setting
+from mpd_agl.report.convs import convs
 from mpd_agl.report.energy import energies, joule
 from mpd_agl.report.layers import affine, availability, rates, widths
 from mpd_agl.report.membrane import membranes
@@ -26,7 +27,7 @@ def sections(run: Run) -> list[Section]:
     found: list[Section | None] = [scores(run)]
     if run.snapshots:
         found += [widths(run), availability(run), membranes(run), rates(run)]
-    found.append(energies(run))
+    found += [energies(run), convs(run)]
     if run.snapshots:
         found.append(affine(run))
     return [s for s in found if s is not None]

@@ -1,0 +1,199 @@
+"""Layers that may skip zeros: the same numbers, the same parameters, lists made once, a choice that is kept."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import backends_here
+from mpd_agl.kernels import events as kernel
+from mpd_agl.models import create_model
+from mpd_agl.nn import SparseConv2d, SparseLinear, SpikingBlock, fold, handoff, sparse_layers, synapses
+
+pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
+
+
+def network(conv, model="cnn8", seed=0, **options):
+    torch.manual_seed(seed)
+    return create_model(model, **{"width": 0.25, "image_size": 16, **options}, conv=conv)
+
+
+def spikes(*shape, rate=0.2):
+    x = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < rate).float()
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("cnn8", {}), ("resnet19", {}), ("resnet19", {"block": "zheng"}), ("vgg11", {"image_size": 32, "width": 0.05})],
+)
+def test_parameters_are_torchs_own_and_the_first_layer_stays_dense(model, options):
+    dense, event = network("dense", model, **options), network("event", model, **options)
+    assert {k: v.shape for k, v in dense.state_dict().items()} == {k: v.shape for k, v in event.state_dict().items()}
+    assert all(torch.equal(a, b) for a, b in zip(dense.state_dict().values(), event.state_dict().values(), strict=True))
+    assert not sparse_layers(dense)
+    convolutions = [m for m in event.modules() if isinstance(m, nn.Conv2d)]
+    assert type(convolutions[0]) is nn.Conv2d
+    assert all(isinstance(m, SparseConv2d) for m in convolutions[1:] if m.in_channels >= 8 or m.kernel_size == (3, 3))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_gives_dense_numbers_and_gradients(training):
+    for layer, x in (
+        (SparseConv2d(20, 12, 3, 2, padding=1, conv="event"), spikes(3, 20, 9, 9)),
+        (SparseLinear(20, 12, conv="event"), spikes(6, 20)),
+    ):
+        layer.train(training)
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, want = layer(leaf), layer.dense(other)
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+        g = torch.randn_like(want)
+        got = torch.autograd.grad(y, [leaf, *layer.parameters()], g)
+        for a, b in zip(got, torch.autograd.grad(want, [other, *layer.parameters()], g), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", ["sew", "zheng"])
+def test_every_layer_of_a_network_computes_what_the_dense_one_does(block):
+    """On the inputs that really flow: a spike that flips at the threshold would make whole networks differ."""
+    net = network("event", "resnet19", width=0.125, block=block).train()
+    seen = []
+    for name, layer in sparse_layers(net).items():
+        layer.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m, i[0].detach(), o.detach())))
+    for _ in range(2):  # the second pass has its lists from the neurons
+        net(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    assert sorted(name for name, *_ in seen) == sorted(2 * list(sparse_layers(net)))
+    for name, layer, x, y in seen:
+        exact = F.conv2d(x.double(), layer.weight.detach().double(), None, layer.stride, layer.padding)
+        assert float((y - exact).abs().max() / exact.abs().max()) < 1e-6, name
+
+
+def train(net, steps, x, y):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net.train()(x).mean(0), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_fifty_steps_with_lists_from_neurons_are_those_with_scanned_lists(monkeypatch):
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.randn(6, 3, 16, 16, generator=g), torch.randint(0, 10, (6,), generator=g)
+    nets = [network("event", width=0.125) for _ in range(2)]
+    scans = []
+    monkeypatch.setattr(handoff, "scan", lambda x: scans.append(1) or kernel.scan(x))
+    handed = train(nets[0], 50, x, y)
+    # the first step scans all 6 layers, later ones only behind the three pools
+    assert len(scans) == 6 + 49 * 3
+    monkeypatch.setattr(SpikingBlock, "_events", lambda *_: None)
+    assert train(nets[1], 50, x, y) == handed
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    assert handed[-1] < handed[0]
+
+
+def test_lists_are_shared_by_the_readers_of_a_tensor_and_void_after_a_change_in_place(monkeypatch):
+    scans = []
+    monkeypatch.setattr(handoff, "scan", lambda x: scans.append(1) or kernel.scan(x))
+    x = spikes(2, 8, 4, 4)
+    view = x[:]
+    handoff.carry(x, view)
+    first = handoff.events_of(view)
+    assert handoff.events_of(x) is first
+    assert len(scans) == 1
+    x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
+    assert handoff.events_of(view).rate != first.rate
+    assert len(scans) == 2
+
+
+@pytest.mark.parametrize("plus", [False, True])
+def test_the_neuron_lists_what_a_scan_finds(plus):
+    torch.manual_seed(0)
+    block = SpikingBlock(nn.Conv2d(3, 37, 3, padding=1))
+    added = torch.randint(0, 3, (2, 4, 37, 6, 6)).float() if plus else None
+    x = torch.randn(1, 4, 3, 6, 6)
+    for net in (block, fold(block.eval())):
+        net._events_read = True
+        s = net(x, 2, plus=added)
+        carried = getattr(s, handoff._NAME).events
+        scanned = kernel.scan(s.flatten(0, 1), values=plus)
+        assert torch.equal(carried.count, scanned.count)
+        for row in range(carried.count.shape[0]):
+            n = int(carried.count[row, 0])
+            assert torch.equal(carried.index[row, 0, :n], scanned.index[row, 0, :n])
+            ones = int(carried.ones[row, 0]) if plus else n
+            assert not plus or torch.equal(carried.value[row, 0, ones:n], scanned.value[row, 0, ones:n])
+
+
+def test_a_folded_network_gives_the_dense_ones_logits():
+    dense, event = network("dense"), network("event").eval()
+    x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    for _ in range(30):  # running statistics with which all layers fire
+        dense.train()(x)
+    event.load_state_dict(dense.eval().state_dict())
+    exact = fold(dense.double())(x.double())
+    assert exact.std(1).max() > 0.01
+    assert torch.allclose(fold(event)(x).double(), exact, atol=1e-5)
+    folded = fold(event)
+    with torch.no_grad():
+        before = folded(x)
+        assert torch.equal(folded(x), before)  # with kept weights and handed-on lists
+        layer = sparse_layers(folded)["conv2"]
+        layer.weight.mul_(0)
+        assert not torch.equal(folded(x), before)  # a changed weight is packed anew
+        assert copy.deepcopy(layer)._packed is None
+
+
+def test_auto_takes_the_faster_and_keeps_its_choice(monkeypatch):
+    times = iter([3.0, 1.0] * 3 + [1.0, 2.0] * 3 + [5.0, 1.0] * 3)
+    monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(times))[1])
+    layer = SparseConv2d(16, 8, 3, padding=1, bias=False, conv="auto")
+    x = spikes(2, 16, 6, 6)
+    with torch.no_grad():
+        layer(x)
+    assert (layer.choice.taken, layer.choice.speed_up, layer.choice.training) == ("event", 3.0, False)
+    assert layer.choice.rate == pytest.approx(float(x.mean()))
+    layer(x)  # the first training call measures with the weight gradient
+    assert (layer.choice.taken, layer.choice.training) == ("dense", True)
+    layer.every = 3
+    layer(x)
+    layer(x)
+    with torch.no_grad():
+        layer(x)  # evaluation follows training's choice and does not count
+    assert layer.choice.taken == "dense"
+    layer(x)
+    assert layer.choice.taken == "event"
+
+
+def test_other_dtypes_and_autocast_take_the_dense_layer():
+    layer = SparseConv2d(4, 3, 3, padding=1, conv="event")
+    x = spikes(2, 4, 5, 5)
+    assert torch.equal(layer.double()(x.double()), layer.dense(x.double()))
+    layer.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_compiled_and_exported_networks():
+    net = network("event", width=0.125).eval()
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    x = torch.randn(2, 3, 16, 16)
+    want = net(x)
+    exported = torch.export.export(net, (x,)).module()
+    assert torch.allclose(exported(x), want, atol=1e-5)
+    layer = sparse_layers(net)["conv2"]
+    s = spikes(2, layer.in_channels, 16, 16)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(s), layer(s))
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(InputError, match="unknown conv 'events'.*event"):
+        network("events")

@@ -1,0 +1,84 @@
+"""`conv = auto` in a run: what the clock chose is kept, and a resumed run is the same run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpd_agl.errors import InputError
+from mpd_agl.experiments import convs, training
+from mpd_agl.kernels import backends_here
+from mpd_agl.nn import synapses
+from mpd_agl.train.signals import Stopped
+from tests.train.test_train_resume import StopAt
+from tests.train.tiny import Silent, fingerprint, tiny
+
+pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
+AUTO = {"model": {"conv": "auto"}, "train": {"ema": 0.9}}
+
+
+class Clock:
+    """A time that depends on the step, and on how often that step came: a second measurement would choose otherwise."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.told = 0
+
+    def due(self, step: int) -> bool:
+        self.steps.append(step)
+        self.told = 0
+        return step in (0, 2, 6)
+
+    def ms(self, run: Callable[[], None]) -> float:
+        run()
+        self.told += 1
+        step = self.steps[-1] if self.steps else 0
+        return float((31 * step + 57 * self.steps.count(step) + 7919 * self.told) % 101 + 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(synapses, "_ms", made.ms)
+    monkeypatch.setattr(convs, "due", made.due)
+    return made
+
+
+def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock: Clock) -> None:
+    training.start(tiny(AUTO), tmp_path / "whole", Silent())
+    kept = (tmp_path / "whole" / convs.FILE).read_text()
+    measured = json.loads(kept)
+    assert [m["step"] for m in measured] == [0, 2, 6]
+    assert {c["taken"] for m in measured for c in m["layers"].values()} == {"dense", "event"}
+    assert all(c["training"] and 0 <= c["rate"] <= 1 for m in measured for c in m["layers"].values())
+    assert json.loads((tmp_path / "whole" / "record.json").read_text())["convs"] == measured
+    clock.steps.clear()
+    path = tmp_path / "run"
+    with pytest.raises(Stopped):
+        training.start(tiny(AUTO), path, StopAt(3))
+    with pytest.raises(Stopped):
+        training.resume(path, {}, StopAt(7))
+    newest = sorted((path / "checkpoints").iterdir())[-1]
+    for file in newest.iterdir():  # as if killed before it was written: the 7th step runs again, as it was chosen
+        file.unlink()
+    newest.rmdir()
+    assert training.resume(path, {}, Silent()).status == "finished"
+    assert (path / convs.FILE).read_text() == kept
+    assert clock.steps.count(6) == 2
+    assert fingerprint(path) == fingerprint(tmp_path / "whole")
+
+
+def test_event_alone_trains_and_resumes_without_a_file(tmp_path: Path) -> None:
+    record = training.start(tiny({"model": {"conv": "event"}, "train": {"epochs": 1}}), tmp_path / "run", Silent())
+    assert record.status == "finished"
+    assert record.convs is None
+    assert not (tmp_path / "run" / convs.FILE).exists()
+
+
+def test_a_damaged_file_of_choices_is_named(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(Stopped):
+        training.start(tiny(AUTO), tmp_path / "run", StopAt(2))
+    (tmp_path / "run" / convs.FILE).write_text("[{")
+    with pytest.raises(InputError, match=r"convs\.json cannot be read"):
+        training.resume(tmp_path / "run", {}, Silent())
