@@ -122,11 +122,11 @@ class Monitor:
 
     def _attach(self, name: str, block: SpikingBlock) -> None:
         def synapses_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self.active:
+            if self.active and not block.repeating:
                 self._seen[block] = {"input": inputs[0].detach(), "output": output.detach()}
 
         def neuron_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self.active:
+            if self.active and block in self._seen:
                 self._seen[block]["current"] = inputs[0].detach()
 
         def block_ran(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:

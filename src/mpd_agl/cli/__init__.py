@@ -16,11 +16,15 @@ COMMANDS = {
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
+    "reproduce": "the paper's tables and figures, its numbers beside ours; continues where it was stopped",
     "runs": "list runs: method, data, accuracy, time",
+    "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
     "energy": "count operations and energy per layer, the ANN beside it",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
+    "export": "write a run's network as ONNX or NIR",
+    "bench": "time and memory of training and inference, side by side with other libraries",
     "data": "list, fetch, verify and show data sets",
 }
 

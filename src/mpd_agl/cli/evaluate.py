@@ -1,4 +1,4 @@
-"""`mpd-agl evaluate RUN`: accuracy, per class, confusion; at any number of timesteps; tdBN folded away if asked."""
+"""`mpd-agl evaluate RUN`: accuracy, per class, confusion; at any number of timesteps; the quick path and early answers if asked."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
+    from mpd_agl.experiments.fast import Early
     from mpd_agl.train.evaluate import Evaluation
 
 
@@ -23,6 +24,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
     p.add_argument(
+        "--fast", action="store_true", help="folded, on the quickest backend; checked against the plain path on a batch"
+    )
+    p.add_argument(
+        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` writes them"
+    )
+    p.add_argument(
+        "--exit-threshold",
+        metavar="P,P,...",
+        help="answer as soon as the running mean's best class has this probability; several make a curve",
+    )
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve of --exit-threshold (.svg or .pdf)")
+    p.add_argument(
         "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
     )
     p.add_argument("--data-dir", metavar="DIR", help="folder with the official files, in place of the run's")
@@ -33,12 +46,21 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """Evaluate and print."""
     a = parser().parse_args(argv)
-    counts = parse_steps(a.num_steps)
+    counts, thresholds = parse_steps(a.num_steps), parse_thresholds(a.exit_threshold)
+    check_options(a)
 
+    import torch
+
+    from mpd_agl import records
     from mpd_agl.experiments import build
+    from mpd_agl.experiments.fast import check_same, early_answers, fast_network
     from mpd_agl.experiments.trained import evaluation_device, load_run
+    from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.kernels import reuse_pages
     from mpd_agl.nn import fold
+    from mpd_agl.records import write_atomic
+    from mpd_agl.report import draw
+    from mpd_agl.report.early import early_figure
     from mpd_agl.train.evaluate import evaluate
 
     reuse_pages()
@@ -46,18 +68,41 @@ def run(argv: list[str]) -> int:
     config, device = trained.config, evaluation_device(trained)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
-    net = (fold(trained.net) if a.fold else trained.net).to(device)
+    plain = (fold(trained.net) if a.fold else trained.net).to(device)
+    net, how = plain, "tdBN folded" if a.fold else ""
+    if a.fast:
+        net, how = fast_network(plain, device)
+    if a.int8:
+        net, how = plain_network(plain, int8=True), "folded, int8 weights"
     results: dict[int, Evaluation] = {}
+    checks: dict[int, tuple[int, int]] = {}
+    early: dict[int, list[Early]] = {}
     for num_steps in counts or [config.model.num_steps]:
-        data = build.build_data(config, a.split, num_steps=num_steps)
-        net.num_steps = num_steps
-        results[num_steps] = evaluate(net, build.build_test_loader(config, data), device)
+        loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=num_steps))
+        plain.num_steps = net.num_steps = num_steps
+        if a.fast:
+            checks[num_steps] = check_same(plain, net, loader, device)
+        results[num_steps] = evaluate(net, loader, device)
+        if thresholds:
+            early[num_steps] = early_answers(fold(trained.net).to(device), loader, num_steps, thresholds, device)
+    if a.plot:
+        T, rows = max(early.items())
+        title = f"{trained.record.name}, T={T}, {a.split} set of {config.data.name}"
+        figure = early_figure([e.to_dict() for e in rows], title)
+        write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
     if a.json:
         out = {
             "run": trained.record.name,
             "weights": trained.weights,
             "split": a.split,
-            "folded": a.fold,
+            "folded": a.fold or a.fast,
+            "fast": a.fast,
+            "int8": a.int8,
+            "config": {"model": config.model.model_dump(mode="json"), "data": config.data.name},
+            "threads": torch.get_num_threads(),
+            "hardware": records.hardware(),
+            "versions": records.versions(),
+            "code": records.code(),
             "classes": trained.record.data["classes"],
             "results": [
                 {
@@ -67,18 +112,27 @@ def run(argv: list[str]) -> int:
                     "loss": e.loss,
                     "per_class": e.per_class_K,
                     "confusion": e.confusion_KK.tolist(),
+                    "early": [row.to_dict() for row in early.get(T, [])],
                 }
                 for T, e in results.items()
             ],
         }
         print(json.dumps(out))
         return 0
-    folded = ", tdBN folded" if a.fold else ""
+    folded = f", {how}" if how else ""
     backend = build.backend_that_runs(config, device)
     print(f"{trained.record.name}, {trained.weights}{folded}, {a.split} set of {config.data.name}, backend {backend}")
     for T, e in results.items():
         as_trained = " (as trained)" if config.model.num_steps == T else ""
         print(f"T={T}: accuracy {100 * e.accuracy:.2f} %, loss {e.loss:.4f}, {e.count} samples{as_trained}")
+        if T in checks:
+            print(f"  checked against the plain path: {checks[T][0]} of {checks[T][1]} predictions differ")
+        for row in early.get(T, []):
+            shares = ", ".join(f"{100 * s:.0f} %" for s in row.steps_share)
+            print(
+                f"  answers from {row.threshold:g} on: accuracy {100 * row.accuracy:.2f} %, {row.mean_steps:.2f} timesteps "
+                f"(1 to {T}: {shares}), {row.ms_per_image:.2f} ms per image"
+            )
     T = config.model.num_steps if config.model.num_steps in results else next(iter(results))
     _print_tables(results[T], T, trained.record.data["classes"])
     return 0
@@ -94,6 +148,33 @@ def parse_steps(text: str | None) -> list[int]:
             f"--num-steps must be whole numbers from 1 to 1000, got {text!r}. For example: --num-steps 1,2,4."
         )
     return [int(p) for p in parts]
+
+
+def parse_thresholds(text: str | None) -> list[float]:
+    """`0.8,0.95` as numbers."""
+    if text is None:
+        return []
+    try:
+        found = [float(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if not found or not all(0 < p <= 1 for p in found):
+        raise InputError(
+            f"--exit-threshold must be probabilities over 0 and up to 1, got {text!r}. For example: --exit-threshold 0.8,0.95."
+        )
+    return found
+
+
+def check_options(a: argparse.Namespace) -> None:
+    """What must go together, and where a figure goes."""
+    if a.int8 and a.fast:
+        raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")
+    if a.plot is None:
+        return
+    if a.exit_threshold is None:
+        raise InputError("--plot draws the curve of early answers. Give --exit-threshold 0.5,0.8,0.95 too.")
+    if a.plot.suffix not in (".svg", ".pdf") or not a.plot.parent.is_dir():
+        raise InputError(f"--plot takes a name that ends in .svg or .pdf, in a folder that is there, got {a.plot}.")
 
 
 def _print_tables(e: "Evaluation", T: int, classes: list[str]) -> None:

@@ -162,6 +162,7 @@ def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_c
         block=m.block,
         backend=m.backend,
         ann=m.ann,
+        recompute=m.recompute,
     )
 
 

@@ -34,6 +34,8 @@ class ModelConfig(Section):
     """Implementation of the fused step."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
+    recompute: bool = False
+    """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 
 
 class DataConfig(Section):
@@ -97,6 +99,7 @@ class RunConfig(Section):
 
 
 FREE_ON_RESUME = (
+    "model.recompute",
     "data.data_dir",
     "data.download",
     "train.test_batch_size",

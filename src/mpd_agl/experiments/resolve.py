@@ -78,27 +78,30 @@ def resolve(table: Mapping[str, Any], given: Iterable[str] = (), mistakes: Itera
     try:
         config = RunConfig.model_validate(dict(table))
     except ValidationError as error:
-        found += [_sentence(e, options) for e in error.errors()]
+        found += [sentence(e, options) for e in error.errors()]
     found += name_mistakes(table, options)
     if not found and config is not None:
         found += conflicts(config)
     if found or config is None:
-        raise InputError(found[0] if len(found) == 1 else _listing(found))
+        raise as_error(found, "the configuration")
     return config
 
 
-def _listing(found: list[str]) -> str:
-    return f"{len(found)} mistakes in the configuration:\n" + "\n".join(f"  {text}" for text in found)
+def as_error(found: list[str], where: str) -> InputError:
+    """All mistakes as one error; a single one stands alone."""
+    if len(found) == 1:
+        return InputError(found[0])
+    return InputError(f"{len(found)} mistakes in {where}:\n" + "\n".join(f"  {text}" for text in found))
 
 
 def _shown(path: str, options: set[str]) -> str:
     return f"--{path}" if path in options else path
 
 
-def _sentence(error: Any, options: set[str]) -> str:
+def sentence(error: Any, options: Iterable[str] = ()) -> str:
     """One of pydantic's errors as what, got, fix."""
     path = ".".join(str(part) for part in error["loc"] if not isinstance(part, int))
-    shown = _shown(path, options)
+    shown = _shown(path, set(options))
     if error["type"] == "extra_forbidden":
         return unknown_field(shown)
     got = error["input"]

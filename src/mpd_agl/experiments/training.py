@@ -17,6 +17,7 @@ from mpd_agl.analysis import count_operations, energy, measure_activity
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
+from mpd_agl.experiments.compiling import compile_first
 from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
 from mpd_agl.experiments.watch import build_watch
@@ -278,6 +279,8 @@ def _train(
         display.note(text)
         record = record.with_(differences=[*record.differences, text])
     train, test = build.build_loaders(config, made.train, made.test, ranks)
+    if made.backend == "compiled":
+        compile_first(net, train, made.device, config.train.accumulate, display.note)
     settings = config.model_dump(mode="json")
     tracked = config.track if ranks.first else TrackConfig()
     trackers = build_trackers(tracked, folder.path, settings, saved.at.step if saved else 0, display.note)

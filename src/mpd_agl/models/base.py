@@ -1,6 +1,7 @@
 """What all networks share: options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
 from mpd_agl.nn import AnnBlock, Current, Readout, SpikingBlock, TdBatchNorm
+from mpd_agl.nn.recompute import recompute, run
 
 Layer = SpikingBlock | AnnBlock
 
@@ -39,6 +41,8 @@ class NetworkOptions:
     backend: str = "auto"
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
+    recompute: bool = False
+    """Training keeps only the stages' inputs and computes the rest again in the backward pass: less memory, more time, the same numbers."""
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "num_steps", "in_channels", "image_size"):
@@ -121,6 +125,12 @@ class Network(nn.Module):
         """A normalised current without a neuron."""
         return Current(synapses, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
 
+    def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
+        """Parts of the network in order, computed again in the backward pass where the options ask for it."""
+        if self.options.recompute and self.training:
+            return recompute(parts, s_TNCHW, num_steps)
+        return run(parts, s_TNCHW, num_steps)
+
     def forward(self, x: Tensor) -> Tensor:
         """logits_TNK."""
         x_SNCHW = self.check(x)
@@ -176,7 +186,7 @@ class Network(nn.Module):
 class Pool(nn.Module):
     """2x2 average pooling at each timestep (2AP)."""
 
-    def forward(self, x_TNCHW: Tensor) -> Tensor:
+    def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Half the size; an odd last row or column is dropped."""
         y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
         return y.view(*x_TNCHW.shape[:2], *y.shape[1:])

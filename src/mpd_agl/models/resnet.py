@@ -22,8 +22,8 @@ class SewBlock(nn.Module):
         changes = stride != 1 or in_channels != out_channels
         self.shortcut = net.conv(in_channels, out_channels, kernel=1, stride=stride) if changes else None
 
-    def forward(self, s_TNCHW: Tensor) -> Tensor:
-        """Spike counts."""
+    def forward(self, s_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
+        """Spike counts; the input has all its steps, so `num_steps` says nothing new."""
         shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW)
         out: Tensor = self.conv2(self.conv1(s_TNCHW), plus=shortcut)
         return out
@@ -46,8 +46,8 @@ class ZhengBlock(nn.Module):
         synapses = net.synapses(in_channels, out_channels, kernel=1, stride=stride) if changes else None
         self.shortcut = net.current(synapses, out_channels, alpha)
 
-    def forward(self, s_TNCHW: Tensor) -> Tensor:
-        """Spikes, 0 or 1."""
+    def forward(self, s_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
+        """Spikes, 0 or 1; the input has all its steps."""
         out: Tensor = self.conv2(self.conv1(s_TNCHW), add=self.shortcut, add_from=s_TNCHW)
         return out
 
@@ -79,9 +79,10 @@ class ResNet(Network):
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
         """logits_TNK."""
-        s_TNCHW: Tensor = self.stem(x_SNCHW, num_steps)
+        s_TNCHW = self.stage([self.stem], x_SNCHW, num_steps)
         for number in range(1, self.num_stages + 1):
-            s_TNCHW = self.get_submodule(f"stage{number}")(s_TNCHW)
+            for block in self.get_submodule(f"stage{number}").children():
+                s_TNCHW = self.stage([block], s_TNCHW, num_steps)
         s_TNF = s_TNCHW.mean((3, 4))
         if self.fc1 is not None:
             s_TNF = self.fc1(s_TNF)

@@ -1,6 +1,6 @@
 """Plain convolutional networks as data: numbers are 3x3 convolutions with that many channels, `P` is 2x2 average pooling (2AP)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -49,11 +49,21 @@ class ConvNet(Network):
             features = options.channels(count)
         self.readout = readout(features, options)
 
+    def stages(self) -> Iterator[list[nn.Module]]:
+        """Each convolution, with the pooling behind it."""
+        parts: list[nn.Module] = []
+        for name in self.order:
+            if name != "pool" and parts:
+                yield parts
+                parts = []
+            parts.append(self.get_submodule(name))
+        yield parts
+
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
         """logits_TNK."""
         s_TNCHW = x_SNCHW
-        for name in self.order:
-            s_TNCHW = self.pool(s_TNCHW) if name == "pool" else self.get_submodule(name)(s_TNCHW, num_steps)
+        for parts in self.stages():
+            s_TNCHW = self.stage(parts, s_TNCHW, num_steps)
         s_TNF: Tensor = s_TNCHW.mean((3, 4)) if self.average else s_TNCHW.flatten(2)
         for h in range(1, self.num_hidden + 1):
             s_TNF = self.get_submodule(f"fc{h}")(s_TNF)

@@ -16,7 +16,8 @@ def save_weights(net: Network, path: str | Path) -> None:
     """Write the network's state beside and rename it: a reader sees the old file or the new one, never half."""
     state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
     # one key: safetensors writes several in no fixed order, and the same weights are to give the same bytes
-    about = {"model": net.name, "options": vars(net.options)}
+    options = {k: v for k, v in vars(net.options).items() if k != "recompute"}  # no weight depends on it
+    about = {"model": net.name, "options": options}
     write_atomic(Path(path), save(state, metadata={"mpd_agl": json.dumps(about, sort_keys=True)}))
 
 

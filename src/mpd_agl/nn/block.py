@@ -85,6 +85,7 @@ class SpikingBlock(nn.Module):
             tau=tau, v_th=v_th, surrogate=shape, detach_reset=detach_reset, noise=rule.noise, backend=backend
         )
         self.width = rule.width()
+        self.repeating = False  # True while a forward pass is computed a second time (see recompute)
 
     def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
         """The tdBN layers whose currents the neuron receives."""

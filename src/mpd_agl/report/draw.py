@@ -165,6 +165,15 @@ def pdf_file(figure: Figure) -> bytes:
     return out.getvalue()
 
 
+def png_file(figure: Figure) -> bytes:
+    """A picture on white; no date in it."""
+    out = BytesIO()
+    with style():
+        _settle(figure)
+        figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
+
 _OUTSIDE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*|<!--.*?-->\s*", re.DOTALL)
 
 

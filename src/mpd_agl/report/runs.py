@@ -12,7 +12,7 @@ from mpd_agl.records import RunRecord, read_metrics, read_record
 EPOCH_KEYS = ("epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 LAYER_KEYS = (
     *("rate_T", "available_T", "kappa_T", "mean_T", "var_T", "predicted_mean_T", "predicted_var_T"),
-    *("exact_mean_T", "exact_var_T", "rate_in", "tau", "gamma_bar", "beta_bar"),
+    *("exact_mean_T", "exact_var_T", "input_mean", "input_var", "rate_in", "tau", "gamma_bar", "beta_bar"),
 )
 
 
@@ -110,6 +110,8 @@ def read_run(path: Path) -> Run:
         notes.append(
             f"metrics.jsonl ends at epoch {done}, the record at {record.final['epoch']}: the curves end early; the result is the record's."
         )
+    if held_out := record.config["data"].get("holdout"):
+        notes.append(f"Scored on {held_out} held-out training samples: where this page says test, it speaks of these.")
     warnings = [e for e in events if e.get("event") == "warning"]
     return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
 

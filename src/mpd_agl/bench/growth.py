@@ -1,0 +1,101 @@
+"""How time and memory grow with T, batch and width: a comparison per point, kept as soon as it is measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.bench.compare import Note, compare, provenance
+from mpd_agl.bench.contenders import setting_of
+from mpd_agl.bench.setting import Setting
+from mpd_agl.errors import InputError
+from mpd_agl.records import canonical, write_atomic
+
+AXES: dict[str, tuple[float, ...]] = {
+    "num_steps": (1, 2, 4, 8, 16),
+    "batch": (1, 4, 16, 64, 256),
+    "width": (0.125, 0.25, 0.5, 1.0),
+}
+AT_WIDTH_BATCH = 16
+"""Full width at a larger batch takes minutes for a point."""
+
+
+def points(base: Setting, axes: Sequence[str]) -> list[tuple[str, float, Setting]]:
+    """The settings of a sweep: one axis moves, the others stay. A batch of 1 cannot be trained on: 2 stands for it."""
+    found = []
+    for axis in axes:
+        for value in AXES[axis]:
+            least = 2 if axis == "batch" and base.work == "train" else value
+            moved: dict[str, Any] = {axis: value if axis == "width" else int(max(value, least))}
+            if axis == "width":
+                moved["batch"] = min(base.batch, AT_WIDTH_BATCH)
+            found.append((axis, moved[axis], setting_of(base, **moved)))
+    return found
+
+
+def read(path: Path | None, base: Setting) -> dict[str, Any]:
+    """What was measured before, if it was the same sweep."""
+    if path is None or not path.is_file():
+        return {"what": "mpd-agl bench growth", "setting": base.to_dict(), "points": [], **provenance()}
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        same = record["setting"] == base.to_dict() and isinstance(record["points"], list)
+    except (ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise InputError(f"{path} holds another measurement. Give another -o, or delete it.")
+    return record
+
+
+def grow(
+    base: Setting, axes: Sequence[str], names: Sequence[str], *, rounds: int, quick: bool, out: Path | None, note: Note
+) -> dict[str, Any]:
+    """Measure every point that `out` does not hold yet."""
+    record = read(out, base)
+    done = {(p["axis"], p["value"]) for p in record["points"]}
+    for axis, value, setting in points(base, axes):
+        if (axis, value) in done:
+            continue
+        note(f"{axis} {value:g}")
+        measured = compare(setting, names, rounds=rounds, quick=quick, note=lambda text: None)
+        kept = ("setting", "contenders", "ratios", "left_out", "load_before")
+        record["points"].append({"axis": axis, "value": value, **{k: measured[k] for k in kept}})
+        if out is not None:
+            write_atomic(out, canonical(record))
+    return record
+
+
+def table(record: dict[str, Any]) -> str:
+    """A line per point and contender, and how the ends of each axis compare."""
+    lines = [f"{'':14}{'contender':17}{'ms/step':>10}{'ms/image':>10}{'step MB':>9}{'peak MB':>9}"]
+    for p in record["points"]:
+        for name, c in p["contenders"].items():
+            where = f"{p['axis']} {p['value']:g}"
+            per_step = c["ms_per_image"] * p["setting"]["batch"]
+            lines.append(
+                f"{where:14}{name:17}{per_step:10.1f}{c['ms_per_image']:10.3f}"
+                f"{c['step_bytes'] / 1e6:9.0f}{c['peak_bytes'] / 1e6:9.0f}"
+            )
+    for name, low, high, time_ratio, memory_ratio in ends(record):
+        lines.append(
+            f"{name}: T={high:g} against T={low:g}: {time_ratio:.2f}x time, {memory_ratio:.2f}x memory of a step"
+        )
+    return "\n".join(lines)
+
+
+def ends(record: dict[str, Any], low: int = 2, high: int = 16) -> list[tuple[str, int, int, float, float]]:
+    """Time and memory at T = `high` over those at T = `low`, for every contender that has both."""
+    at = {p["value"]: p["contenders"] for p in record["points"] if p["axis"] == "num_steps"}
+    if low not in at or high not in at:
+        return []
+    return [
+        (
+            name,
+            low,
+            high,
+            at[high][name]["ms_per_image"] / at[low][name]["ms_per_image"],
+            at[high][name]["step_bytes"] / at[low][name]["step_bytes"],
+        )
+        for name in at[low]
+        if name in at[high]
+    ]

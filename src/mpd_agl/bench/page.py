@@ -1,0 +1,295 @@
+"""docs/performance.md from the records: the targets with what was measured and what holds back, every comparison, how cost grows.
+
+Numbers come from the records alone. A record that is not there leaves its rows out, and the page says how to make it.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpd_agl.bench import growth, plot
+from mpd_agl.bench.setting import from_dict
+from mpd_agl.errors import InputError
+from mpd_agl.records import write_atomic
+from mpd_agl.report import draw
+
+NARROW, FULL, VGG = "train-narrow", "train-full", "train-vggsnn"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that the project set out to show: `asked` is a ratio of `against` to ours (`faster`), or of ours to `against`."""
+
+    work: str
+    record: str
+    against: str
+    quantity: str
+    """`faster` and `time`: of times; `memory`: of peaks."""
+    asked: float
+
+
+TARGETS = (
+    Target("training step, ResNet-19 at 1/8 width, T=2, batch 100", NARROW, "spikingjelly", "faster", 2.5),
+    Target("the same", NARROW, "spikingjelly", "memory", 0.4),
+    Target("the same", NARROW, "snntorch", "faster", 3.0),
+    Target("the same", NARROW, "ann", "time", 0.7),
+    Target("the same", NARROW, "convs", "time", 1.25),
+    Target("training step, full width, batch 16", FULL, "spikingjelly", "faster", 1.18),
+    Target("the same", FULL, "convs", "time", 1.08),
+    Target("training step, VGGSNN at 1/4 width, 48x48, T=10, batch 16", VGG, "spikingjelly", "faster", 2.2),
+    Target("the same", VGG, "spikingjelly", "memory", 0.4),
+    Target("inference, ResNet-19 at 1/8 width, T=2, batch 64", "infer-narrow", "spikingjelly", "faster", 3.0),
+    Target("inference, full width", "infer-full", "spikingjelly", "faster", 1.3),
+)
+SETTINGS: dict[str, dict[str, Any]] = {
+    NARROW: {"work": "train", "model": "resnet19", "width": 0.125, "num_steps": 2, "batch": 100},
+    FULL: {"work": "train", "model": "resnet19", "width": 1.0, "num_steps": 2, "batch": 16},
+    VGG: {"work": "train", "model": "vggsnn", "width": 0.25, "num_steps": 10, "batch": 16},
+    "infer-narrow": {"work": "infer", "model": "resnet19", "width": 0.125, "num_steps": 2, "batch": 64},
+    "infer-full": {"work": "infer", "model": "resnet19", "width": 1.0, "num_steps": 2, "batch": 64},
+}
+NAMES = {
+    "spikingjelly": "SpikingJelly",
+    "snntorch": "snnTorch",
+    "ann": "the ANN, batch T*N",
+    "convs": "its convolutions alone",
+}
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records of a folder by name."""
+    if not folder.is_dir():
+        raise InputError(
+            f"no records at {folder}: the folder is not there. Make them with tools/measure_performance.sh."
+        )
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = json.loads(path.read_text())
+        except ValueError:
+            raise InputError(f"{path} is no JSON. Delete it and measure again.") from None
+    if not found:
+        raise InputError(f"no records in {folder}. Make them with tools/measure_performance.sh.")
+    return found
+
+
+def measured(target: Target, record: dict[str, Any]) -> tuple[str, bool] | None:
+    """The figure and whether it is what was asked; None where the record has no such contender or is of another setting."""
+    if any(record["setting"][k] != v for k, v in SETTINGS[target.record].items()):
+        return None
+    ratio = record["ratios"]["of"].get(target.against)
+    if not ratio or record["ratios"]["base"] != "native":
+        return None
+    if target.quantity == "memory":
+        value = 1 / ratio["peak_memory"]
+        return f"{value:.2f}x", value <= target.asked
+    low, high = ratio["range"]
+    if target.quantity == "faster":
+        return f"{ratio['time']:.2f}x ({low:.2f} to {high:.2f})", ratio["time"] >= target.asked
+    return f"{1 / ratio['time']:.2f}x ({1 / high:.2f} to {1 / low:.2f})", 1 / ratio["time"] <= target.asked
+
+
+def holds_back(target: Target, record: dict[str, Any]) -> str:
+    """Why a target was missed, in the record's own numbers."""
+    of, contenders = record["ratios"]["of"], record["contenders"]
+    if target.quantity == "memory":
+        native, other = contenders["native"], contenders[target.against]
+        own = native["step_bytes"] / other["step_bytes"]
+        base = (native["peak_bytes"] - native["step_bytes"]) / 1e6
+        return (
+            f"{base:.0f} MB of both peaks is Python, torch and the weights; of what the step adds, ours is {own:.2f}x"
+        )
+    convs = of.get("convs")
+    if not convs:
+        return "the convolutions were not measured beside it"
+    share = convs["time"]
+    text = f"the convolutions, which both need, are {100 * share:.0f} % of our step"
+    if target.against == "convs":
+        return f"{100 * (1 - share):.0f} % of our step is tdBN, neurons, pooling, readout and the optimizer"
+    reach = of[target.against]["time"] / share
+    if target.quantity == "faster":
+        return f"{text}: with nothing else it would be {reach:.2f}x"
+    return f"{text}: with nothing else it would be {1 / reach:.2f}x"
+
+
+def target_table(records: dict[str, dict[str, Any]]) -> list[str]:
+    """Asked, measured, what holds it back."""
+    lines = ["| work | against | asked | measured | what holds it back |", "|---|---|---|---|---|"]
+    words = {
+        "faster": ("at least ", "x faster"),
+        "time": ("at most ", "x its time"),
+        "memory": ("at most ", "x its peak"),
+    }
+    for target in TARGETS:
+        before, after = words[target.quantity]
+        asked = f"{before}{target.asked:g}{after}"
+        record = records.get(target.record)
+        found = measured(target, record) if record else None
+        if record is None or found is None:
+            text, why = (
+                "not measured",
+                f"no {target.record}.json" if record is None else "not in the record, or of another setting",
+            )
+        else:
+            text, why = found[0], "" if found[1] else holds_back(target, record)
+            text = text if found[1] else f"**{text}**"
+        lines.append(f"| {target.work} | {NAMES[target.against]} | {asked} | {text} | {why} |")
+    for name, low, high, time_ratio, memory_ratio in growth.ends(records.get("growth-train", {"points": []})):
+        if name == "native":
+            text = f"{time_ratio:.2f}x time, {memory_ratio:.2f}x memory of a step"
+            met = time_ratio <= 8 and memory_ratio <= 8
+            lines.append(
+                f"| training, T={high} against T={low} | itself | at most 8x time, 8x memory | {text if met else f'**{text}**'} | |"
+            )
+    return lines
+
+
+def comparison(record: dict[str, Any]) -> list[str]:
+    """One record as a table."""
+    of = record["ratios"]["of"]
+    lines = [
+        f"### {from_dict(record['setting']).title}",
+        "",
+        "| contender | time / ours | peak / ours | ms per image | spread | peak MB | of it the step | first step s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, c in plot.ordered(record):
+        ratio = of[name]
+        first = f"{ratio['time']:.2f} | {ratio['peak_memory']:.2f}" if ratio else "outputs differ |"
+        lines.append(
+            f"| {name}: {c['about']} | {first} | {c['ms_per_image']:.3f} | {c['spread'][0]:.3f} - {c['spread'][1]:.3f} "
+            f"| {c['peak_bytes'] / 1e6:.0f} | {c['step_bytes'] / 1e6:.0f} | {c['first_step_s']:.1f} |"
+        )
+    lines += [f"\nLeft out: {name}, {why}." for name, why in record["left_out"].items()]
+    return [*lines, ""]
+
+
+def grown(record: dict[str, Any], figure: str) -> list[str]:
+    """A sweep as a figure and a table."""
+    s = record["setting"]
+    what = "a training step" if s["work"] == "train" else "inference"
+    lines = [
+        f"### How {what} grows",
+        "",
+        f"{s['model']}, around width {s['width']:g}, T={s['num_steps']}, batch {s['batch']} (16 where the width moves).",
+        "",
+        f"![time and memory over T, batch and width]({figure})",
+        "",
+        "| | contender | ms per step | ms per image | memory of a step, MB | peak MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for p in record["points"]:
+        for name, c in p["contenders"].items():
+            lines.append(
+                f"| {plot.LABELS[p['axis']]} {p['value']:g} | {name} | {c['ms_per_image'] * p['setting']['batch']:.1f} "
+                f"| {c['ms_per_image']:.3f} | {c['step_bytes'] / 1e6:.0f} | {c['peak_bytes'] / 1e6:.0f} |"
+            )
+    return [*lines, ""]
+
+
+def machine(records: dict[str, dict[str, Any]]) -> str:
+    """What the numbers were measured on; every kind of machine, commit and load that the records name."""
+    described = []
+    for record in records.values():
+        if "hardware" not in record:
+            continue
+        h, v = record["hardware"], record["versions"]
+        peers = ", ".join(
+            f"{n} {v[n]}" for n in ("spikingjelly", "snntorch") if v.get(n, "not installed") != "not installed"
+        )
+        commit = (record["code"]["commit"] or "unknown")[:9] + (", files changed" if record["code"]["changed"] else "")
+        described.append(
+            f"{h['cpu']}, {h['cores']} cores, {h['memory_gb']} GB, torch {v['torch']}, {peers}; commit {commit}"
+        )
+    return "; ".join(dict.fromkeys(described))
+
+
+def loads(records: dict[str, dict[str, Any]]) -> str:
+    """The load averages before the records, so that a reader can judge how quiet the machine was."""
+    found = [r["load_before"] for r in records.values() if r.get("load_before") is not None]
+    found += [
+        p["load_before"] for r in records.values() for p in r.get("points", []) if p.get("load_before") is not None
+    ]
+    return f"{min(found):.1f} to {max(found):.1f}" if found else "unknown"
+
+
+def answers(records: dict[str, dict[str, Any]], where: str) -> list[str]:
+    """What `mpd-agl evaluate --json` said of one run: the plain path, the fast one, whole weights, early answers."""
+    lines: list[str] = []
+    for name in ("evaluate-plain", "evaluate-fast", "evaluate-int8"):
+        if name in records:
+            r = records[name]["results"][0]
+            lines.append(
+                f"| {name.removeprefix('evaluate-')} | {100 * r['accuracy']:.2f} % | {r['loss']:.5f} | {r['samples']} |"
+            )
+    if lines:
+        lines = [
+            "## Inference of a trained network",
+            "",
+            "| path | accuracy | loss | samples |",
+            "|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    if "evaluate-early" not in records:
+        return lines
+    record = records["evaluate-early"]
+    model, result = record["config"]["model"], record["results"][0]
+    lines += [
+        "### Early answers",
+        "",
+        f"{model['name']} at width {model['width']:g} on {record['config']['data']}, T={result['num_steps']}, {record['threads']} threads: "
+        "a sample ends when the softmax of its mean logits reaches the threshold; what has ended is not computed.",
+        "",
+        f"![accuracy against timesteps and time]({where}/evaluate-early.svg)",
+        "",
+        "| threshold | accuracy | timesteps, mean | ms per image |",
+        "|---|---|---|---|",
+    ]
+    for e in result["early"]:
+        lines.append(
+            f"| {e['threshold']:g} | {100 * e['accuracy']:.2f} % | {e['mean_steps']:.3f} | {e['ms_per_image']:.3f} |"
+        )
+    return [*lines, ""]
+
+
+def write_page(folder: Path, out: Path) -> None:
+    """Read the records, draw the figures beside them, write the page."""
+    records = read(folder)
+    comparisons = {n: r for n, r in records.items() if "ratios" in r}
+    sweeps = {n: r for n, r in records.items() if "points" in r}
+    where = os.path.relpath(folder, out.parent)
+    lines = [
+        "# Performance",
+        "",
+        f"Measured on: {machine(records)}. Load average before each measurement: {loads(records)}.",
+        "",
+        "Every contender runs in its own process and best setting; rounds alternate; a ratio is the median over rounds of times",
+        "from the same round, its range in brackets. All load the same weights, and no ratio is given where their outputs differ",
+        "(`mpd-agl bench --list` names the contenders, the records say how each was checked). Peers use a fixed surrogate width;",
+        "ours follows the potentials. Every contender keeps its freed pages. Peaks are of whole processes.",
+        f"Made by `tools/measure_performance.sh`; records in [{where}]({where}).",
+        "",
+        "## Targets",
+        "",
+        "Bold: not reached.",
+        "",
+        *target_table(records),
+        "",
+        "## Comparisons",
+        "",
+    ]
+    for name, record in comparisons.items():
+        figure = folder / f"{name}.svg"
+        write_atomic(figure, draw.svg_file(plot.bars(record)))
+        lines += [*comparison(record), f"![{from_dict(record['setting']).title}]({where}/{figure.name})", ""]
+    if sweeps:
+        lines += ["## Growth", ""]
+    for name, record in sweeps.items():
+        figure = folder / f"{name}.svg"
+        write_atomic(figure, draw.svg_file(plot.curves(record)))
+        lines += grown(record, f"{where}/{figure.name}")
+    lines += answers(records, where)
+    write_atomic(out, ("\n".join(lines).rstrip() + "\n").encode())

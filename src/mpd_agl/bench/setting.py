@@ -1,0 +1,66 @@
+"""What is measured: the work, the network and its size, the machine's share."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.models import MODELS
+
+WORKS = ("train", "infer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One measurement's setting; checked when made. The contenders of a comparison share it."""
+
+    work: Literal["train", "infer"] = "train"
+    """`train`: forward, loss, backward, update; `infer`: evaluation mode without gradients."""
+    model: str = "resnet19"
+    width: float = 0.125
+    num_steps: int = 2
+    batch: int = 100
+    image_size: int = 0
+    """0: the network's own."""
+    method: str = "mpd-agl"
+    threads: int = 2
+    fresh_pages: bool = False
+    """Leave the allocator at glibc's default; else every contender keeps its freed pages."""
+
+    def __post_init__(self) -> None:
+        if self.work not in WORKS:
+            raise unknown_name("work", self.work, WORKS)
+        if self.model not in MODELS:
+            raise unknown_name("model", self.model, MODELS)
+        for name, least in (("num_steps", 1), ("batch", 1), ("image_size", 0), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if not self.width > 0 or not math.isfinite(self.width):
+            raise InputError(f"width must be positive, got {self.width}. 0.125 is an eighth of the paper's channels.")
+        if self.work == "train" and self.batch < 2:
+            raise InputError("training needs a batch of at least 2 for its batch statistics, got 1. Use --batch 2.")
+
+    @property
+    def frames(self) -> bool:
+        """Whether the network was made for event data: T frames that differ, not one image T times."""
+        return bool(MODELS[self.model].defaults["in_channels"] == 2)
+
+    @property
+    def title(self) -> str:
+        """In one line."""
+        what = "training step" if self.work == "train" else "inference"
+        size = f", {self.image_size}x{self.image_size}" if self.image_size else ""
+        return (
+            f"{what}: {self.model}, width {self.width:g}, T={self.num_steps}, batch {self.batch}{size}, "
+            f"float32, {self.threads} threads, {self.method}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON and for the contenders' processes."""
+        return asdict(self)
+
+
+def from_dict(values: dict[str, Any]) -> Setting:
+    """A setting again, from a record."""
+    known = {f.name for f in fields(Setting)}
+    return Setting(**{k: v for k, v in values.items() if k in known})

@@ -1,0 +1,60 @@
+"""`mpd-agl export RUN --format onnx|nir -o FILE`: a trained network for other programs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mpd_agl.errors import InputError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = argparse.ArgumentParser(prog="mpd-agl export", description="Write a run's network for other programs.")
+    p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    p.add_argument(
+        "--format", required=True, choices=("onnx", "nir"), help="onnx: ONNX Runtime; nir: neuromorphic tools"
+    )
+    p.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    p.add_argument("--num-steps", type=int, metavar="T", help="onnx: timesteps (default: as trained)")
+    p.add_argument("--int8", action="store_true", help="onnx: hidden weights as 8-bit whole numbers")
+    p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
+    return p
+
+
+def run(argv: list[str]) -> int:
+    """Export, check, print."""
+    a = parser().parse_args(argv)
+    if not a.out.parent.is_dir():
+        raise InputError(f"the folder {a.out.parent} of {a.out} is not there. Make it first.")
+    if a.num_steps is not None and a.num_steps < 1:
+        raise InputError(f"--num-steps must be at least 1, got {a.num_steps}.")
+    if a.int8 and a.format != "onnx":
+        raise InputError("--int8 goes with --format onnx; NIR files hold the weights as they are.")
+
+    from mpd_agl.experiments.trained import load_run
+
+    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
+    net, frames = trained.net, len(trained.record.data["shape"]) == 4
+    net.num_steps = a.num_steps or net.num_steps
+    if a.format == "nir":
+        from mpd_agl.interop.nir import export_nir
+
+        export_nir(net, a.out)
+        print(f"{a.out}: NIR graph of {trained.record.name}, {a.out.stat().st_size:,} bytes")
+        return 0
+    from importlib.util import find_spec
+
+    from mpd_agl.interop.onnx import check_export, export_onnx
+
+    export_onnx(net, a.out, frames=frames, int8=a.int8)
+    checked = "not checked: onnxruntime is not installed"
+    if find_spec("onnxruntime") is not None:
+        try:
+            checked = f"checked with ONNX Runtime, largest difference {check_export(net, a.out, frames=frames, int8=a.int8):.1e}"
+        except InputError:
+            a.out.unlink()
+            raise
+    print(
+        f"{a.out}: {trained.record.name}, T={net.num_steps}, any batch size, {a.out.stat().st_size:,} bytes; {checked}"
+    )
+    return 0

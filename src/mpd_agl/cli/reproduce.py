@@ -1,0 +1,164 @@
+"""`mpd-agl reproduce`: the paper's tables and figures, the paper's numbers beside ours."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpd_agl.cli.arguments import Parser
+from mpd_agl.errors import InputError
+
+if TYPE_CHECKING:
+    from mpd_agl.experiments.pool import Pool
+    from mpd_agl.experiments.reproduce import Request
+    from mpd_agl.report.section import Section
+
+EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`: --data.data-dir DIR --train.threads 1.
+Interrupted experiments continue by the same command, finished runs are not run again, and experiments share runs.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = Parser(
+        prog="mpd-agl reproduce",
+        description="Run experiments of the paper for all methods on one pipeline and show tables and figures with the paper's numbers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., or all; see --list")
+    p.add_argument("--list", action="store_true", help="what there is, what each costs here, what is done")
+    p.add_argument("--scale", default="cpu", help="paper (needs a GPU), cpu (2 cores, default) or smoke (seconds)")
+    p.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1: mean, spread, paired differences")
+    p.add_argument("--methods", nargs="+", metavar="METHOD", help="instead of the experiment's own")
+    p.add_argument(
+        "--runs-dir", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default runs/reproduce"
+    )
+    p.add_argument("--draw", action="store_true", help="train nothing: draw again from the records")
+    p.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    return p
+
+
+def run(argv: list[str]) -> int:
+    """List, or train what is missing and show."""
+    from mpd_agl.cli.options import parse
+    from mpd_agl.errors import unknown_name
+
+    a, rest = parser().parse_known_args(argv)
+    options = parse(rest)
+    surplus = [f"--{n} does not go with reproduce." for n in (*options.values, *options.flags)]
+    if mistakes := options.mistakes + surplus:
+        raise InputError(mistakes[0])
+
+    from mpd_agl.experiments.pool import Pool
+    from mpd_agl.experiments.reproduce import Request
+    from mpd_agl.experiments.scales import SCALES
+    from mpd_agl.experiments.studies import STUDIES, get_study
+
+    if a.scale not in SCALES:
+        raise unknown_name("scale", a.scale, SCALES)
+    if not a.names and not a.list:
+        raise InputError(
+            f"nothing to reproduce: name {', '.join(STUDIES)} or all. `mpd-agl reproduce --list` tells more."
+        )
+    names = list(STUDIES) if a.names == ["all"] or not a.names else a.names
+    requests = [
+        Request(
+            study=study,
+            scale=a.scale,
+            seeds=study.seeds if a.seeds is None else a.seeds,
+            methods=tuple(a.methods or study.methods),
+            changes=options.overrides,
+        )
+        for study in map(get_study, names)
+    ]
+    for request in requests:
+        request.configs()  # every mistake is told before anything is trained
+    pool = Pool(a.runs_dir / "pool")
+    if a.list:
+        return _list(requests, pool, a.runs_dir / "costs.json")
+    return _reproduce(a, requests, pool)
+
+
+def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mpd_agl.experiments.costs import Costs
+    from mpd_agl.experiments.pool import run_name
+    from mpd_agl.train.console import duration
+
+    costs = Costs(costs_file)
+    table = Table(box=None, pad_edge=False)
+    for head in ("name", "what", "runs", "done", "whole, here", "left, here"):
+        table.add_column(head, justify="left" if head in ("name", "what") else "right")
+    wanted: dict[str, float] = {}
+    left: dict[str, float] = {}
+    for request in requests:
+        configs = {run_name(c): c for c in request.configs()}
+        cost = {name: costs.run_s(c) for name, c in configs.items()}
+        missing = {name: cost[name] for name, c in configs.items() if not pool.finished(c)}
+        wanted |= cost
+        left |= missing
+        done = f"{len(configs) - len(missing)}"
+        whole, rest = duration(sum(cost.values())), duration(sum(missing.values())) if missing else ""
+        table.add_row(request.study.name, request.study.title, str(len(configs)), done, whole, rest)
+    done = str(len(wanted) - len(left))
+    table.add_row(
+        "all", "shared runs once", str(len(wanted)), done, duration(sum(wanted.values())), duration(sum(left.values()))
+    )
+    console = Console()
+    Console(width=console.width if console.is_terminal else 160).print(table)
+    print(
+        f"Scale {requests[0].scale}. Times are estimates from measured steps on this machine ({costs_file}); "
+        "they leave out data preparation and are off by what else the machine does."
+    )
+    return 0
+
+
+def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
+    from mpd_agl.experiments.reproduce import gather, show, train, write
+    from mpd_agl.train.console import build_display
+    from mpd_agl.train.observe import Display
+    from mpd_agl.train.signals import EXIT_SAVED, Stopped
+
+    def display() -> Display:
+        return build_display("quiet" if a.quiet or a.scale == "smoke" else "auto")
+
+    def say(text: str) -> None:
+        if not a.quiet:
+            print(text, flush=True)
+
+    for request in requests:
+        if not a.draw:
+            try:
+                trained, total = train(request, pool, display, say)
+            except Stopped as stop:
+                print(f"stopped by {stop.by}, saved. The same command continues.")
+                return EXIT_SAVED
+            say(f"{request.study.name}: {trained} of {total} runs were trained now")
+        groups = gather(request, pool)
+        section = show(request, groups)
+        files = write(request, groups, section, a.runs_dir / request.scale)
+        _print(section)
+        print(f"written to {files[0].parent}: {', '.join(f.name for f in files)}")
+    return 0
+
+
+def _print(section: "Section") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console = Console(width=console.width if console.is_terminal else 200)
+    console.print(Text(section.title, style="bold"))
+    console.print(Text(section.sentence))
+    if section.table is not None:
+        table = Table(box=None, pad_edge=False)
+        for i, head in enumerate(section.table.head):
+            table.add_column(Text(head), justify="right" if i in section.table.numbers else "left")
+        for row in section.table.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for note in section.notes:
+        console.print(Text(note, style="dim"))

@@ -1,0 +1,93 @@
+"""The quickest way to a trained network's answers: folded, the best backend here, and answers as soon as they are sure."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import backends_here
+from mpd_agl.models import Network
+from mpd_agl.models.onestep import OneStep, answer_early
+from mpd_agl.nn import Neuron, fold
+from mpd_agl.train.batches import Batches
+from mpd_agl.train.losses import mean_output
+
+MOST_DIFFERENT = 0.02
+"""Share of predictions that rounding may change, of samples between two classes; more is a mistake."""
+
+
+def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
+    """The folded network and what runs it: the native kernels; where they cannot run, one compiled graph; else plain PyTorch.
+
+    Beside the native kernels a compiled graph does not pay on a CPU: the convolutions are the same, and it compiles for every batch size.
+    """
+    folded, works = fold(net), {name: not why for name, why in backends_here(device.type).items()}
+    if net.options.ann:
+        return folded, "folded"
+    backend = "native" if device.type == "cpu" and works["native"] else "eager"
+    for module in folded.modules():
+        if isinstance(module, Neuron):
+            module.backend = backend
+    if backend == "eager" and works["compiled"]:
+        return cast(Network, torch.compile(folded)), "folded, compiled"
+    return folded, f"folded, {backend}"
+
+
+@torch.no_grad()
+def check_same(plain: nn.Module, fast: nn.Module, batches: Batches, device: torch.device) -> tuple[int, int]:
+    """Samples of the first batch whose prediction differs, and how many were compared; an error where it is more than rounding."""
+    with batches.epoch(0) as epoch:
+        x = next(iter(epoch))[0].to(device)
+    a_N, b_N = (mean_output(net(x)).argmax(1) for net in (plain, fast))
+    differ, count = int((a_N != b_N).sum()), len(a_N)
+    if differ > max(1, MOST_DIFFERENT * count):
+        raise InputError(
+            f"the fast path gives other predictions than the plain one for {differ} of {count} samples. Evaluate without --fast."
+        )
+    return differ, count
+
+
+@dataclass(frozen=True)
+class Early:
+    """Early answers at one threshold, over a data set."""
+
+    threshold: float
+    accuracy: float
+    loss: float
+    mean_steps: float
+    steps_share: list[float]
+    """Share of samples that took 1, 2, .. T steps."""
+    ms_per_image: float
+    """Of the network alone."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def early_answers(
+    net: Network, batches: Batches, num_steps: int, thresholds: Sequence[float], device: torch.device
+) -> list[Early]:
+    """A folded network's early answers at each threshold; 1 takes all steps (unless a softmax rounds to 1)."""
+    step, found = OneStep(net), []
+    for threshold in thresholds:
+        right, count, loss, taken_T, seconds = 0, 0, 0.0, torch.zeros(num_steps + 1, dtype=torch.int64), 0.0
+        with batches.epoch(0) as epoch:
+            for x, y in epoch:
+                began = time.perf_counter()
+                logits_NK, taken_N = answer_early(step, x.to(device), num_steps, threshold)
+                logits_NK = logits_NK.cpu()
+                seconds += time.perf_counter() - began
+                right += int((logits_NK.argmax(1) == y).sum())
+                loss += float(F.cross_entropy(logits_NK, y, reduction="sum"))
+                taken_T += torch.bincount(taken_N.cpu(), minlength=num_steps + 1)
+                count += len(y)
+        share_T = (taken_T[1:] / count).tolist()
+        mean = sum((t + 1) * s for t, s in enumerate(share_T))
+        found.append(Early(threshold, right / count, loss / count, mean, share_T, 1e3 * seconds / count))
+    return found

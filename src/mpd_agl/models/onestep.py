@@ -1,0 +1,144 @@
+"""A folded network one timestep at a time, its potentials passed in and out: what an early answer needs.
+
+Everything else in this package runs all T steps at once and has no state. Here a call is a pure function `(x_t, v) -> (logits_t, v)`: the
+potentials of every neuron layer come as an argument and go back as a result. Folded tdBN knows no time: T calls give what one pass gives.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl.errors import InputError
+from mpd_agl.models.base import Network
+from mpd_agl.nn import Current, SpikingBlock
+
+Potentials = tuple[Tensor, ...]
+"""v_NC of every neuron layer, in the order in which they run; before reset, as Eq. 2 needs them."""
+
+
+def fire(v_NC: Tensor | None, i_NC: Tensor, tau: Tensor, v_th: float) -> tuple[Tensor, Tensor]:
+    """Spikes and potential of one step (Eq. 2-3); None is rest.
+
+    >>> fire(torch.tensor([0.4, 0.6]), torch.tensor([0.45, 0.45]), torch.tensor(0.2), 0.5)
+    (tensor([1., 0.]), tensor([0.5300, 0.4500]))
+    """
+    v_NC = i_NC if v_NC is None else tau * torch.where(v_NC >= v_th, 0.0, v_NC) + i_NC
+    return (v_NC >= v_th).to(i_NC.dtype), v_NC
+
+
+class _Walk:
+    """The potentials of one call on their way through the layers."""
+
+    def __init__(self, before: Potentials | None) -> None:
+        self._before: Iterator[Tensor] | None = None if before is None else iter(before)
+        self.after: list[Tensor] = []
+
+    def step(self, i_NC: Tensor, tau: Tensor, v_th: float) -> Tensor:
+        spikes, v_NC = fire(None if self._before is None else next(self._before), i_NC, tau, v_th)
+        self.after.append(v_NC)
+        return spikes
+
+
+class _StepBlock(nn.Module):
+    """A folded `SpikingBlock` for one timestep; its potential lives in the call's walk, not here."""
+
+    def __init__(self, block: SpikingBlock) -> None:
+        super().__init__()
+        self.conv, self.v_th = block.conv, block.neuron.v_th
+        self.register_buffer("tau", block.neuron.tau.detach().clone())
+        self.walk: _Walk | None = None
+
+    def forward(
+        self,
+        s_1NC: Tensor,
+        num_steps: int | None = None,
+        *,
+        plus: Tensor | None = None,
+        add: Current | None = None,
+        add_from: Tensor | None = None,
+    ) -> Tensor:
+        """Spikes of this step."""
+        assert self.walk is not None
+        i_NC: Tensor = self.conv(s_1NC[0])
+        if add is not None and add_from is not None:
+            i_NC = i_NC + add(add_from)[0]
+        assert isinstance(self.tau, Tensor)
+        s_1NC = self.walk.step(i_NC, self.tau, self.v_th).unsqueeze(0)
+        return s_1NC if plus is None else s_1NC + plus
+
+
+class OneStep(nn.Module):
+    """`step(x_N, v) -> (logits_NK, v)` of a folded network; start with v = None, at rest.
+
+    >>> from mpd_agl.models import create_model
+    >>> from mpd_agl.nn import fold
+    >>> net = fold(create_model("cnn8", width=0.125, image_size=16).eval())
+    >>> step, images = OneStep(net), torch.randn(3, 3, 16, 16)
+    >>> logits_NK, v = step(images, None)
+    >>> logits_NK, v = step(images, v)
+    >>> logits_NK.shape, len(v)
+    (torch.Size([3, 10]), 7)
+    """
+
+    def __init__(self, folded: Network) -> None:
+        super().__init__()
+        if folded.options.ann:
+            raise InputError("an ANN has no timesteps, and so no early answer. Use a spiking network.")
+        norms = [n for n, m in folded.named_modules() if isinstance(m, SpikingBlock) and m.norm is not None]
+        if norms or folded.training:
+            raise InputError(
+                "one timestep at a time needs a folded network, got tdBN that is still there. Call mpd_agl.nn.fold(net.eval())."
+            )
+        self.net = copy.deepcopy(folded)
+        for name, module in list(self.net.named_modules()):
+            if isinstance(module, SpikingBlock):
+                parent, _, leaf = name.rpartition(".")
+                setattr(self.net.get_submodule(parent), leaf, _StepBlock(module))
+        self.net.num_steps = 1
+
+    @torch.no_grad()
+    def forward(self, x_NCHW: Tensor, v: Potentials | None) -> tuple[Tensor, Potentials]:
+        """Logits of this step, and the potentials that the next one starts from."""
+        walk = _Walk(v)
+        blocks = [m for m in self.net.modules() if isinstance(m, _StepBlock)]
+        for block in blocks:
+            block.walk = walk
+        try:
+            logits_1NK: Tensor = self.net(x_NCHW)
+        finally:
+            for block in blocks:
+                block.walk = None
+        return logits_1NK[0], tuple(walk.after)
+
+
+@torch.no_grad()
+def answer_early(step: OneStep, x: Tensor, num_steps: int, threshold: float) -> tuple[Tensor, Tensor]:
+    """Mean logits_NK and the timesteps that each sample took: a sample ends when its best class reaches `threshold`.
+
+    The probability is the softmax of the mean logits so far (Eq. 9). Samples that have ended are no longer computed. `x` is images
+    (N, C, H, W), shown at every step, or frames (T, N, C, H, W).
+    """
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"the threshold of an early answer is a probability in (0, 1], got {threshold}. 0.9 is a start."
+        )
+    frames = x.dim() == 5
+    N = x.shape[1] if frames else x.shape[0]
+    open_ = torch.arange(N, device=x.device)
+    taken_N = torch.zeros(N, dtype=torch.int64, device=x.device)
+    out_NK, sum_NK, v = x.new_zeros(N, step.net.options.num_classes), x.new_zeros(N, step.net.options.num_classes), None
+    for t in range(num_steps):
+        logits_MK, v = step(x[t, open_] if frames else x[open_], v)
+        sum_NK = sum_NK + logits_MK
+        mean_MK = sum_NK / (t + 1)
+        ended = (
+            mean_MK.softmax(1).amax(1) >= threshold if t + 1 < num_steps else torch.ones_like(open_, dtype=torch.bool)
+        )
+        out_NK[open_[ended]], taken_N[open_[ended]] = mean_MK[ended], t + 1
+        if ended.any():
+            open_, sum_NK, v = open_[~ended], sum_NK[~ended], tuple(v_NC[~ended] for v_NC in v)
+        if not len(open_):
+            break
+    return out_NK, taken_N

@@ -1,0 +1,140 @@
+"""Exported networks give our logits: ONNX through ONNX Runtime, NIR through a small interpreter of its equations."""
+
+import pytest
+import torch
+from torch import nn
+
+from mpd_agl.cli import main
+from mpd_agl.errors import InputError
+from mpd_agl.interop.plainstep import WholeSynapses, plain_network, whole
+from mpd_agl.models import create_model
+from mpd_agl.nn import TdBatchNorm, fold
+
+
+def network(name, **options):
+    torch.manual_seed(0)
+    net = create_model(name, **{"width": 0.0625, "image_size": 16, "backend": "eager", **options}).train()
+    shape = (8, net.options.in_channels, net.options.image_size, net.options.image_size)
+    x = torch.randn((net.num_steps, *shape) if name == "vggsnn" else shape)
+    for norm in net.modules():
+        if isinstance(norm, TdBatchNorm):
+            norm.momentum = 1.0
+    with torch.no_grad():
+        net(x)
+    return net.eval(), x
+
+
+CASES = [("resnet19", {}), ("resnet19", {"block": "zheng", "num_steps": 3}), ("vggsnn", {"num_steps": 3}), ("cnn8", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_plain_operators_give_the_networks_logits(name, options):
+    net, x = network(name, **options)
+    net, x = net.double(), x.double()
+    with torch.no_grad():
+        expected = net(x)
+        assert expected.std() > 0.01
+        torch.testing.assert_close(plain_network(net)(x), expected, rtol=1e-6, atol=1e-6)  # tau goes through a float
+
+
+def test_whole_weights_are_near_and_the_arithmetic_is_exact():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(24, 5, 3, padding=1, stride=2)
+    q, scale_C = whole(conv.weight.detach())
+    assert q.dtype == torch.int8
+    assert q.abs().amax((1, 2, 3)).tolist() == [127] * 5
+    error = (q * scale_C.view(-1, 1, 1, 1) - conv.weight).abs()
+    assert bool((error <= scale_C.view(-1, 1, 1, 1) / 2 + 1e-9).all())
+    s = torch.randint(0, 5, (3, 24, 8, 8))
+    integers = nn.functional.conv2d(s.double(), q.double(), None, 2, 1)
+    bias = conv.bias.detach().view(-1, 1, 1)
+    expected = integers.float() * scale_C.view(-1, 1, 1) + bias
+    assert torch.equal(WholeSynapses(conv)(s.float()), expected)
+
+
+def test_int8_leaves_stem_and_readout_alone():
+    net, _ = network("cnn8")
+    plain = plain_network(net, int8=True)
+    kinds = [type(plain.get_submodule(f"conv{k}").conv).__name__ for k in range(1, 8)]
+    assert kinds == ["Conv2d"] + ["WholeSynapses"] * 6
+    assert type(plain.readout.linear) is nn.Linear
+
+
+@pytest.mark.parametrize(("name", "options"), [("resnet19", {}), ("vggsnn", {"num_steps": 3})])
+@pytest.mark.parametrize("int8", [False, True])
+def test_onnx_runtime_gives_our_logits_at_any_batch(name, options, int8, tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    import onnx
+
+    from mpd_agl.interop.onnx import OPSET, check_export, export_onnx, run_onnx
+
+    net, x = network(name, **options)
+    frames, path = name == "vggsnn", tmp_path / "net.onnx"
+    export_onnx(net, path, frames=frames, int8=int8)
+    plain = plain_network(net, int8=int8)
+    for count in (1, 5):
+        part = x[:, :count] if frames else x[:count]
+        with torch.no_grad():
+            expected = plain(part)
+        torch.testing.assert_close(run_onnx(path, part, threads=1), expected, rtol=1e-4, atol=1e-4)
+    assert check_export(net, path, frames=frames, int8=int8) < 1e-4
+    model = onnx.load(path)
+    assert [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")] == [OPSET]
+    assert {node.op_type for node in model.graph.node} >= {"Conv", "Where", "GreaterOrEqual"}
+    assert [i.name for i in model.graph.input] == ["x"]
+    int8_weights = [i for i in model.graph.initializer if i.data_type == onnx.TensorProto.INT8]
+    assert (len(int8_weights) > 3) == int8
+
+
+def interpret(graph, x_NCHW, num_steps, dt):
+    """NIR's equations by forward Euler; a chain of nodes."""
+    order, edges = ["input"], dict(graph.edges)
+    while order[-1] in edges:
+        order.append(edges[order[-1]])
+    state, logits = {}, []
+    tensor = lambda a: torch.as_tensor(a, dtype=torch.float64)  # noqa: E731
+    for _ in range(num_steps):
+        a = x_NCHW
+        for name in order:
+            node = graph.nodes[name]
+            kind = type(node).__name__
+            if kind == "Conv2d":
+                stride, padding = (tuple(int(k) for k in pair) for pair in (node.stride, node.padding))
+                a = nn.functional.conv2d(a, tensor(node.weight), tensor(node.bias), stride, padding)
+            elif kind == "AvgPool2d":
+                a = nn.functional.avg_pool2d(a, tuple(int(k) for k in node.kernel_size))
+            elif kind == "Affine":
+                a = nn.functional.linear(a, tensor(node.weight), tensor(node.bias))
+            elif kind == "Flatten":
+                a = a.flatten(1)
+            elif kind == "LIF":
+                v = state.get(name, torch.zeros_like(a))
+                v = v + dt / tensor(node.tau) * (tensor(node.v_leak) - v + tensor(node.r) * a)
+                a = (v > tensor(node.v_threshold)).double()
+                state[name] = torch.where(a > 0, tensor(node.v_reset), v)
+        logits.append(a)
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize(("name", "options"), [("cnn8", {"num_steps": 3}), ("vgg11", {"image_size": 32})])
+def test_nir_equations_give_our_logits(name, options, tmp_path):
+    nir = pytest.importorskip("nir")
+    from mpd_agl.interop.nir import DT, export_nir
+
+    net, x = network(name, **options)
+    export_nir(net, tmp_path / "net.nir")
+    graph = nir.read(str(tmp_path / "net.nir"))
+    with torch.no_grad():
+        expected = fold(net).double()(x.double())
+    assert expected.std() > 0.01
+    torch.testing.assert_close(interpret(graph, x.double(), net.num_steps, DT), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_refusals(tmp_path, capsys):
+    with pytest.raises(InputError, match="ANN"):
+        plain_network(create_model("cnn8", width=0.0625, image_size=16, ann=True).eval())
+    assert main(["export", str(tmp_path / "none"), "--format", "onnx", "-o", str(tmp_path / "a.onnx")]) == 2
+    assert main(["export", str(tmp_path), "--format", "nir", "--int8", "-o", str(tmp_path / "a.nir")]) == 2
+    assert "--int8 goes with --format onnx" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
