@@ -51,5 +51,7 @@ def fingerprint(run: Path) -> dict[str, Any]:
         "tensors": {str(f.relative_to(run)): f.read_bytes() for p in checkpoints for f in p.glob("*.safetensors")},
         "states": without_clock(states),
         "metrics": [without_clock(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()],
-        "record": without_clock({**json.loads((run / "record.json").read_text()), "name": ""}),
+        "record": without_clock(
+            {**json.loads((run / "record.json").read_text()), "name": "", "code": {}, "hardware": {}}
+        ),
     }
