@@ -351,19 +351,13 @@ def test_a_refusal_comes_before_torch_is_imported(runs: Path) -> None:
     assert " torch\n" not in done.stderr
 
 
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_imports_no_torch() -> None:
     for args in (["--help"], ["train", "--help"]):
         done = command("-X", "importtime", "-m", "mpd_agl", *args)
         assert done.returncode == 0
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         assert not {"torch", "numpy", "safetensors"} & imported
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        out = command("-m", "mpd_agl", "--help").stdout
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.5
-    assert all(name in out for name in COMMANDS)
+    assert all(name in command("-m", "mpd_agl", "--help").stdout for name in COMMANDS)
 
 
 def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
