@@ -185,7 +185,7 @@ def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
         ("[1]", "holds no firing rates"),
         ('{"what": "mpd-agl bench train", "contenders": {}}', "holds no firing rates"),
         ('{"layers": {"conv1": {"rate": 1.5}}}', "shares from 0 to 1"),
-        ('{"layers": {"conv1": {"rate": NaN}}}', "shares from 0 to 1"),
+        ('{"layers": {"conv1": {"rate": 0.1, "rate_in": NaN}}}', "is no JSON"),
         ('{"layers": {"conv1": {"rate": 0.1}}}', "cnn8 has a layer conv2, which they do not name"),
     ],
 )
@@ -209,15 +209,21 @@ def test_runs_that_hold_no_rates_are_told_in_a_sentence(tmp_path):
     torn = made.write(tmp_path / "torn", lines=[{"event": "monitor", "epoch": 1, "step": 1, "layers": {"stem": {}}}])
     with pytest.raises(InputError, match="rate_T' is missing"):
         read_rates(torn)
+    wild = made.events()
+    wild[-2]["layers"]["stem"]["rate_T"] = [float("nan")] * made.T
+    with pytest.raises(InputError, match="are not what was written"):
+        read_rates(made.write(tmp_path / "wild", lines=wild))
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["events", "--part", "tabel"], "Did you mean 'table'"),
-        (["events", "--part", "training"], "training need firing rates"),
+        (["events", "--part", "training"], "a whole network (training) needs firing rates"),
         (["events", "--rate", "runs/a"], "Did you mean --rates?"),
         (["events", "--threads", "0"], "threads must be at least 1"),
+        (["events", "--contenders", "native"], "Leave it out"),
+        (["events", "-o", "."], "is a folder"),
         (["events", "--plot", "a.svg"], "bench page --events"),
         (["page", "--events", "no.json"], "cannot be read"),
     ],

@@ -49,7 +49,7 @@ def measure(setting: Setting, wanted: Mapping[str, float], rounds: int, note: No
         agreement[CONVS] = Agreement(True, "a bound, not a network: it has no outputs")
     else:
         works = {name: answer(net, x) for name, net in nets.items()}
-        works[ANN] = answer(contenders.timed_network("ann", setting), x)
+        works[ANN] = answer(contenders.timed_network("ann", setting), x[0] if setting.frames else x)
         agreement[ANN] = Agreement(True, "another function (ReLU): the same layers and inputs")
     for name, net in nets.items():
         note(f"{name}: checking that it computes the same")

@@ -43,7 +43,7 @@ def measure(plan: Plan, rates: dict[str, Any] | None, note: Note) -> dict[str, A
     }
     if settings and rates is None:
         raise InputError(
-            f"{' and '.join(settings)} need firing rates. Give --rates with a run folder or a JSON of rates."
+            f"a whole network ({', '.join(settings)}) needs firing rates. Give --rates with a run folder or a JSON of rates."
         )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     torch.set_num_threads(plan.setting.threads)

@@ -6,16 +6,18 @@ from statistics import fmean
 from typing import Any
 
 from mpd_agl.errors import InputError
-from mpd_agl.records import read_metrics, read_record, reading
+from mpd_agl.records import canonical, read_metrics, read_record, reading
 
 
 def read_rates(source: Path) -> dict[str, Any]:
     """`{"layers": {name: {"rate": share, ...}}, ...}` of a run folder, a JSON of that form, or a record of `mpd-agl bench events`."""
     if source.is_dir():
         with reading(source):
-            return of_run(source)
+            found = of_run(source)
+            canonical(found)  # refuses NaN, as the record would after the measurement
+        return found
     try:
-        found = json.loads(source.read_text(encoding="utf-8"))
+        found = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise InputError(
             f"no firing rates at {source}: nothing is there. Give a run folder or a JSON of rates."
@@ -32,6 +34,10 @@ def read_rates(source: Path) -> dict[str, Any]:
             f'{source} holds no firing rates. They look like {{"layers": {{"stem": {{"rate": 0.14}}}}}}, shares from 0 to 1.'
         )
     return dict(found)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _is_rate(layer: Any) -> bool:

@@ -74,6 +74,8 @@ def run(argv: list[str]) -> int:
     for path in (a.out, a.plot):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a folder. Name a file.")
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
     if a.work == "page":
@@ -159,6 +161,8 @@ def _events(a: argparse.Namespace) -> int:
     for part in parts:
         if part not in events.PARTS:
             raise unknown_name("part", part, events.PARTS)
+    if a.contenders:
+        raise InputError("--contenders is not for events, which has its own. Leave it out.")
     if a.plot:
         raise InputError("--plot is not for events. `mpd-agl bench page --events FILE` draws its figure.")
     plan = events.Plan(
