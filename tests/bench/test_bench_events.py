@@ -73,19 +73,19 @@ def test_a_network_that_differs_is_seen(work):
     x, _ = contenders.inputs(setting, base)
     impose(base, x, dict.fromkeys(RATES["layers"], 0.2))
     base.train(work == "train")
-    net = eventnetwork._ours(setting, "event", base)
-    assert eventnetwork.check(base, net, x).agrees
+    net, reference = eventnetwork._ours(setting, "event", base), eventnetwork.Reference(base, x)
+    assert reference.check(net).agrees
     assert eventnetwork.layers_off(net, x)[0] < 1e-6
     with torch.no_grad():
         net.get_submodule("conv3").conv.weight.mul_(1.5)
-        found = eventnetwork.check(base, net, x)
+        found = reference.check(net)
         net.get_submodule("conv3").conv.weight.div_(1.5)
     if work == "infer":  # in training tdBN takes the factor away
         assert not found.agrees
         assert "conv3" in found.how
     layer = sparse_layers(net)["conv4"]
     layer.dense = lambda x: type(layer).dense(layer, x) * 1.001
-    found = eventnetwork.check(base, net, x)
+    found = reference.check(net)
     assert not found.agrees
     assert found.how.startswith("conv4 differs from its dense self by 1.0e-03")
 

@@ -231,18 +231,18 @@ def check(name: str, setting: Setting) -> Agreement:
     if name == "compiled" and setting.work == "infer":
         whole = torch.compile(fold(ours), dynamic=False)
         return agree.logits_agree(ours, whole, x.double(), rtol=1e-9, how="logits in float64")  # type: ignore[arg-type]
-    return against(ours, timed_network(name, few), x, whole=name in peers.PEERS)
+    return against(ours, agree.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
 
 
-def against(ours: Network, theirs: nn.Module, x: Tensor, *, whole: bool) -> Agreement:
+def against(ours: Network, found: dict[str, agree.Call], theirs: nn.Module, x: Tensor, *, whole: bool) -> Agreement:
     """Whether a contender, which is used up, fires where the reference does; `whole`: and has its logits in float64."""
-    result = agree.blocks_agree(agree.calls(ours, x), theirs, ours.options.v_th)
+    result = agree.blocks_agree(found, theirs, ours.options.v_th)
     if not (result.agrees and whole):
         return result
     theirs = theirs.double()
     peers.reset(theirs)
-    found = agree.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
-    return Agreement(found.agrees, found.how, result.differ, result.worst)
+    logits = agree.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
+    return Agreement(logits.agrees, logits.how, result.differ, result.worst)
 
 
 def logits_agree(plain: nn.Module, compiled: nn.Module, x: Tensor, how: str) -> Agreement:

@@ -51,10 +51,12 @@ def measure(setting: Setting, wanted: Mapping[str, float], rounds: int, note: No
         works = {name: answer(net, x) for name, net in nets.items()}
         works[ANN] = answer(contenders.timed_network("ann", setting), x[0] if setting.frames else x)
         agreement[ANN] = Agreement(True, "another function (ReLU): the same layers and inputs")
+    note("the reference in float64")
+    agrees_with = Reference(base, x)
     for name, net in nets.items():
         note(f"{name}: checking that it computes the same")
         works[name]()  # `auto` chooses on the batch that is timed
-        agreement[name] = check(base, net, x)
+        agreement[name] = agrees_with.check(net)
     note(f"{rounds} rounds")
     times = alternate(works, rounds)
     agrees = {name: agreement[name].agrees and agreement[OURS].agrees for name in times}
@@ -113,18 +115,26 @@ def step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
     return run
 
 
-def check(base: Network, net: nn.Module, x: Tensor) -> Agreement:
-    """Blocks against float64 on equal inputs, and event-driven layers against their dense selves on what flows through them.
+class Reference:
+    """The network in float64 on a few samples: what the contenders are checked against."""
 
-    Whole networks may differ: a spike at the threshold flips others.
-    """
-    few = x[: contenders.CHECKED_SAMPLES] if x.dim() == 4 else x[:, : contenders.CHECKED_SAMPLES]
-    is_peer = any(isinstance(m, peers.PeerBlock) for m in net.modules())
-    found = contenders.against(agree.reference(base), copy.deepcopy(net), few, whole=is_peer)
-    off, where = layers_off(net, x)
-    if off > MOST_OFF:
-        return Agreement(False, f"{where} differs from its dense self by {off:.1e}", found.differ, found.worst)
-    return found
+    def __init__(self, base: Network, x: Tensor) -> None:
+        few = contenders.CHECKED_SAMPLES
+        self.x, self.few = x, x[:few] if x.dim() == 4 else x[:, :few]
+        self.net = agree.reference(base)
+        self.calls = agree.calls(self.net, self.few)
+
+    def check(self, net: nn.Module) -> Agreement:
+        """Blocks against float64 on equal inputs, and event-driven layers against their dense selves on what flows through them.
+
+        Whole networks may differ: a spike at the threshold flips others.
+        """
+        is_peer = any(isinstance(m, peers.PeerBlock) for m in net.modules())
+        found = contenders.against(self.net, self.calls, copy.deepcopy(net), self.few, whole=is_peer)
+        off, where = layers_off(net, self.x)
+        if off > MOST_OFF:
+            return Agreement(False, f"{where} differs from its dense self by {off:.1e}", found.differ, found.worst)
+        return found
 
 
 @torch.no_grad()
