@@ -156,7 +156,11 @@ def build(name: str, setting: Setting) -> Callable[[], float]:
 def convolutions(setting: Setting) -> Callable[[], float]:
     """Every convolution on inputs of its own size, forward and (in training) backward; nothing else."""
     net = network(setting, backend="auto")
-    x, _ = inputs(setting, net)
+    return convolutions_of(net, inputs(setting, net)[0], train=setting.work == "train")
+
+
+def convolutions_of(net: Network, x: Tensor, *, train: bool) -> Callable[[], float]:
+    """The convolutions of this network, on what flows into them."""
     seen: list[tuple[nn.Conv2d, Tensor]] = []
     handles = [
         m.register_forward_hook(lambda m, i, o: seen.append((m, i[0].detach())))
@@ -170,7 +174,7 @@ def convolutions(setting: Setting) -> Callable[[], float]:
     work = []
     for number, (conv, inputs_NC) in enumerate(seen):
         choices = [
-            _convolution(conv, inputs_NC, setting.work == "train", number > 0, layout)
+            _convolution(conv, inputs_NC, train, number > 0, layout)
             for layout in (torch.channels_last, torch.contiguous_format)
         ]
         work.append(min(choices, key=_quickest))
@@ -227,15 +231,18 @@ def check(name: str, setting: Setting) -> Agreement:
     if name == "compiled" and setting.work == "infer":
         whole = torch.compile(fold(ours), dynamic=False)
         return agree.logits_agree(ours, whole, x.double(), rtol=1e-9, how="logits in float64")  # type: ignore[arg-type]
-    found = agree.calls(ours, x)
-    theirs = timed_network(name, few)
+    return against(ours, agree.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
+
+
+def against(ours: Network, found: dict[str, agree.Call], theirs: nn.Module, x: Tensor, *, whole: bool) -> Agreement:
+    """Whether a contender, which is used up, fires where the reference does; `whole`: and has its logits in float64."""
     result = agree.blocks_agree(found, theirs, ours.options.v_th)
-    if result.agrees and name in peers.PEERS:
-        theirs = theirs.double()
-        peers.reset(theirs)
-        whole_network = agree.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
-        return Agreement(whole_network.agrees, whole_network.how, result.differ, result.worst)
-    return result
+    if not (result.agrees and whole):
+        return result
+    theirs = theirs.double()
+    peers.reset(theirs)
+    logits = agree.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
+    return Agreement(logits.agrees, logits.how, result.differ, result.worst)
 
 
 def logits_agree(plain: nn.Module, compiled: nn.Module, x: Tensor, how: str) -> Agreement:

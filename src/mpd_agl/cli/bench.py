@@ -1,43 +1,59 @@
-"""`mpd-agl bench train|infer|growth|page`: contenders side by side, how cost grows, and the page made of the records."""
+"""`mpd-agl bench train|infer|growth|events|page`: contenders side by side, how cost grows, when spikes pay, the pages of the records."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.errors import InputError
+from mpd_agl.cli.arguments import Parser
+from mpd_agl.errors import InputError, unknown_name
 
 WORKS = {
     "train": "a training step: forward, loss, backward, update",
     "infer": "inference: evaluation mode, no gradients, ours folded",
     "growth": "time and memory over T (1..16), batch (1..256) and width (1/8..1); a file given by -o is continued",
-    "page": "docs/performance.md from the records in a folder",
+    "events": "event-driven against dense: single layers, and with --rates the whole network in inference and training",
+    "page": "docs/performance.md from the records in a folder; with --events the tables and plot of docs/events.md",
 }
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     works = "\n".join(f"  {name:8} {text}" for name, text in WORKS.items())
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mpd-agl bench",
         description="Contenders side by side: same weights and inputs, one process each, alternating rounds.\n"
         f"No ratio is printed for a contender whose outputs differ.\n\n{works}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("work", choices=WORKS, metavar="WORK", help="train, infer, growth or page")
+    p.add_argument("work", choices=WORKS, metavar="WORK", help="train, infer, growth, events or page")
     p.add_argument("--model", default="resnet19", help="network (default resnet19)")
-    p.add_argument("--width", type=float, default=0.125, help="multiplies the channels (default 0.125)")
+    p.add_argument("--width", type=float, help="multiplies the channels (default 0.125; events 1)")
     p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
-    p.add_argument("--batch", type=int, help="samples (default: train 100, infer 64, growth 50)")
+    p.add_argument(
+        "--batch", type=int, help="samples (default: train 100, infer 64, growth 50; events: inference 32, training 16)"
+    )
     p.add_argument("--image-size", type=int, default=0, metavar="PX", help="height and width (default: the network's)")
     p.add_argument("--method", default="mpd-agl", help="method of ours (default mpd-agl)")
     p.add_argument("--contenders", nargs="+", metavar="NAME", help="who runs (default: all but the compiled ones)")
-    p.add_argument("--rounds", type=int, default=5, help="alternating rounds (default 5)")
+    p.add_argument("--rounds", type=int, help="alternating rounds (default 5; events 7)")
     p.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
     p.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")
     p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
     p.add_argument("--axes", nargs="+", metavar="AXIS", help="growth: of num_steps, batch, width (default: all)")
     p.add_argument("--growth-work", default="train", choices=("train", "infer"), help="growth: of what (default train)")
+    p.add_argument(
+        "--rates",
+        type=Path,
+        metavar="RUN",
+        help="events: firing rates of this run's monitor data, or of a JSON that holds them",
+    )
+    p.add_argument(
+        "--part",
+        metavar="LIST",
+        help="events: of table,inference,training (default: all; without --rates the table)",
+    )
+    p.add_argument("--events", type=Path, metavar="FILE", help="page: a record of bench events")
     p.add_argument("--records", type=Path, default=Path("docs/results/performance"), help="page: folder of the records")
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
     p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON (page: the page)")
@@ -51,15 +67,21 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = p.parse_args(argv)
+    a.width = (1.0 if a.work == "events" else 0.125) if a.width is None else a.width
+    a.rounds = (7 if a.work == "events" else 5) if a.rounds is None else a.rounds
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
     for path in (a.out, a.plot):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a folder. Name a file.")
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
     if a.work == "page":
         return _page(a)
+    if a.work == "events":
+        return _events(a)
     return _growth(a) if a.work == "growth" else _compare(a)
 
 
@@ -73,7 +95,6 @@ def _list() -> int:
 
 def _setting(a: argparse.Namespace, work: str, batch: int) -> Any:
     from mpd_agl.bench.setting import Setting
-    from mpd_agl.errors import unknown_name
     from mpd_agl.models import MODELS
     from mpd_agl.nn import get_method
 
@@ -116,7 +137,6 @@ def _compare(a: argparse.Namespace) -> int:
 
 def _growth(a: argparse.Namespace) -> int:
     from mpd_agl.bench import growth, plot
-    from mpd_agl.errors import unknown_name
 
     axes = a.axes or list(growth.AXES)
     for axis in axes:
@@ -132,9 +152,43 @@ def _growth(a: argparse.Namespace) -> int:
     return 0
 
 
+def _events(a: argparse.Namespace) -> int:
+    from mpd_agl.bench import events
+    from mpd_agl.bench.rates import read_rates
+    from mpd_agl.records import canonical, write_atomic
+
+    parts = a.part.split(",") if a.part else events.PARTS if a.rates else ["table"]
+    for part in parts:
+        if part not in events.PARTS:
+            raise unknown_name("part", part, events.PARTS)
+    if a.contenders:
+        raise InputError("--contenders is not for events, which has its own. Leave it out.")
+    if a.plot:
+        raise InputError("--plot is not for events. `mpd-agl bench page --events FILE` draws its figure.")
+    plan = events.Plan(
+        parts=parts,
+        setting=_setting(a, "infer", events.BATCH["inference"]),
+        batches=events.BATCH if a.batch is None else dict.fromkeys(events.BATCH, a.batch),
+        rounds=min(a.rounds, 2) if a.quick else a.rounds,
+        quick=a.quick,
+    )
+    record = events.measure(plan, read_rates(a.rates) if a.rates else None, _note)
+    print(events.text(record))
+    if a.out:
+        write_atomic(a.out, canonical(record))
+    return 0
+
+
 def _page(a: argparse.Namespace) -> int:
     from mpd_agl.bench.page import write_page
 
+    if a.events:
+        from mpd_agl.bench.eventdocs import write_docs
+
+        out = a.out or Path("docs/events.md")
+        write_docs(a.events, out)
+        print(f"{out} written from {a.events}")
+        return 0
     out = a.out or Path("docs/performance.md")
     write_page(a.records, out)
     print(f"{out} written from the records in {a.records}")

@@ -4,12 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="mpd-agl export", description="Write a run's network for other programs.")
+    p = Parser(prog="mpd-agl export", description="Write a run's network for other programs.")
     p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     p.add_argument(
         "--format", required=True, choices=("onnx", "nir"), help="onnx: ONNX Runtime; nir: neuromorphic tools"

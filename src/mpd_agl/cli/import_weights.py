@@ -4,12 +4,13 @@ import argparse
 import json
 from pathlib import Path
 
+from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mpd-agl import-weights",
         description="Read the tensors of a .pt or .pth file, and nothing else, into a network; write them as safetensors.",
     )
