@@ -131,7 +131,9 @@ def _train(task: Task) -> int:
             if config is None:
                 record = resume(path, task.changes, display, ranks=ranks)
             elif began_in_this_launch(path, ranks):
-                record = resume(path, {}, display, ranks=ranks, restarted=True)
+                if "overwrite" in options.flags:
+                    display.note("--overwrite is left aside: the run there is this launch's own, and is continued.")
+                record = resume(path, config.model_dump(mode="json"), display, ranks=ranks, restarted=True)
             else:
                 record = start(config, path, display, overwrite="overwrite" in options.flags, ranks=ranks)
     except PeerLost as lost:

@@ -15,6 +15,7 @@ from torch import nn
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Choice, Synapses, sparse_layers
 from mpd_agl.records import canonical, write_atomic
+from mpd_agl.train.disk import explain
 from mpd_agl.train.observe import Observation, Observer
 
 FILE = "convs.json"
@@ -61,7 +62,10 @@ class ConvChoices:
         """Write down what was measured."""
         if self._measuring:
             self.measured.append({"step": step, "layers": self._now()})
-            write_atomic(self.path, canonical(self.measured))
+            try:
+                write_atomic(self.path, canonical(self.measured))
+            except OSError as error:
+                raise explain(error, self.path, "The last checkpoint stands.") from error
             self._set(self.measured[-1]["layers"])
             self._measuring = False
         return self.inner.after(step)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mpd_agl.experiments.bars import grouped_bars
 from mpd_agl.experiments.quoted import ROBUSTNESS
-from mpd_agl.experiments.study import REFERENCE, SHAPED, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.experiments.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
 from mpd_agl.report.seeds import difference, paired, points
 
@@ -73,6 +73,6 @@ STUDY = Study(
     paper="From v_th 0.5 to 1.0 LSG loses 0.96 points and STBP-tdBN 2.71; MPD-AGL holds.",
     settings=settings,
     show=show,
-    methods=SHAPED,
+    methods=COMPARED,
     cpu={"train.epochs": 2},
 )

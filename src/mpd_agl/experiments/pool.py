@@ -9,7 +9,7 @@ from pathlib import Path
 from mpd_agl.errors import InputError
 from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.experiments.resolve import flatten, resolve
-from mpd_agl.records import read_record
+from mpd_agl.records import TornRecord, read_record
 from mpd_agl.train.observe import Display
 from mpd_agl.train.runfolder import MARK
 
@@ -42,7 +42,10 @@ class Pool:
         path = self.path(config)
         if not (path / "record.json").is_file():
             return False
-        record = read_record(path / "record.json")
+        try:
+            record = read_record(path / "record.json")
+        except TornRecord:  # its run's resume writes it anew
+            return False
         if _counted(resolve(record.config)) != _counted(config):
             raise InputError(
                 f"{path} holds a run of another configuration. Move it away, or choose another --runs-dir."

@@ -138,7 +138,7 @@ def numbers(request: Request, groups: Sequence[Group], section: Section) -> dict
             "final": run.record.final,
             "best_on_test": run.record.best_on_test,
             "backend": run.record.backend,
-            "commit": run.record.code.get("commit"),
+            "code": run.record.code,
             "hardware": run.record.hardware,
             "data": {
                 "name": run.record.data["name"],

@@ -18,7 +18,7 @@ Flat = dict[str, Any]
 
 _CPU: dict[str, Flat] = {
     "cifar10": {"data.train_samples": 10_000, "data.test_samples": 2_000},
-    "cifar100": {"data.train_samples": 10_000, "data.test_samples": 2_000},
+    "cifar100": {"data.train_samples": 10_000, "data.test_samples": 2_000, "train.epochs": 6},
     "tinyimagenet": {"data.train_samples": 10_000, "data.test_samples": 2_000, "data.allow_partial": True},
     "cifar10dvs": {"data.name": "mnist5k-dvs", "data.frame_size": 34},
 }

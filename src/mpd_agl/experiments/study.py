@@ -64,6 +64,12 @@ class Group:
         return self.runs[min(self.runs)]
 
     @property
+    def data(self) -> str:
+        """The data set's place in the paper, and the set that was really used where it is another."""
+        place, used = self.setting.at.get("data", ""), str(self.first.record.data["name"])
+        return place if place.lower().replace("-", "") == used else f"{place} ({used})".strip()
+
+    @property
     def accuracy(self) -> dict[int, float]:
         """The result by seed: test accuracy after the last epoch."""
         return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()}

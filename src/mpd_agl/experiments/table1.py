@@ -32,23 +32,14 @@ def show(groups: Sequence[Group]) -> Section:
     rows = []
     for data in dict.fromkeys(g.setting.at["data"] for g in groups):
         for g in (g for g in groups if g.setting.at["data"] == data):
-            T, star = g.setting.at["T"], g.setting.at.get("star", "")
-            top = find(groups, REFERENCE, data=data, T=T)
+            T, star = g.first.num_steps, g.setting.at.get("star", "")
+            top = find(groups, REFERENCE, data=data, T=g.setting.at["T"])
             gap = "" if top is None or g.method == REFERENCE else difference(paired(top.accuracy, g.accuracy))
-            published = _published(data, label(g.method), int(T), bool(star))
-            name = NETWORKS[g.first.record.config["model"]["name"]]
-            rows.append(
-                [
-                    data,
-                    label(g.method) + star,
-                    "here",
-                    name,
-                    T,
-                    *_scores(g),
-                    gap,
-                    f"{published:.2f}" if published else "",
-                ]
-            )
+            published = _published(data, label(g.method), T, bool(star))
+            name = g.first.record.config["model"]["name"]
+            name = NETWORKS.get(name, name)
+            quoted = f"{published:.2f}" if published else ""
+            rows.append([g.data, label(g.method) + star, "here", name, str(T), *_scores(g), gap, quoted])
         for row in (r for r in TABLE1 if r.data == data):
             steps = " / ".join(map(str, row.accuracy))
             values = " / ".join(f"{v:.2f}" for v in row.accuracy.values())

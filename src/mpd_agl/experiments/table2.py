@@ -40,7 +40,7 @@ def show(groups: Sequence[Group]) -> Section:
     ann: tuple[float, float] | None = None
     for g in groups:
         reports = [full_size(run) for run in g.runs.values()]
-        T = int(g.setting.at["T"])
+        T = g.first.num_steps
         ann = reports[0].ann_macs / 1e6, reports[0].ann_mj
         totals = [r.totals() for r in reports]
         additions = statistics.fmean(t["paper"]["additions"] for t in totals) / 1e6

@@ -35,9 +35,11 @@ def show(groups: Sequence[Group]) -> Section:
         rows.append(row)
     head = ["method"]
     for data in DATA:
-        head += [data, f"{data}, best on test", "MPD-AGL minus this", f"paper, {data} (quoted)"]
+        used = next(g.data for g in groups if g.setting.at["data"] == data)
+        head += [used, f"{used}, best on test", "MPD-AGL minus this", f"paper, {data} (quoted)"]
     seeds = len(groups[0].runs)
-    sentence = f"Test accuracy in percent after the last epoch, {seeds} seed{'s' * (seeds > 1)}, ResNet-19 at T=2."
+    many = f"{seeds} seed{'s' * (seeds > 1)}"
+    sentence = f"Test accuracy in percent after the last epoch, {many}, ResNet-19 at T={groups[0].first.num_steps}."
     notes = ["The paper's values are the best epoch on the test set of one run."]
     if seeds > 1:
         notes.insert(

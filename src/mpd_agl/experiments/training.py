@@ -90,6 +90,10 @@ class Found:
 def plan(config: RunConfig, threads: int = 0, ranks: Ranks = ALONE) -> Plan:
     """Load the data and build the network."""
     reuse_pages()
+    if config.model.conv == "auto" and ranks.world > 1:
+        raise InputError(
+            f"model.conv auto chooses by one process's clock, got {ranks.world} processes. Use event or dense, the same for all."
+        )
     device = build.choose_device(ranks.device(config.train.device))
     build.set_up_torch(config, device, threads or config.train.threads)
     backend = build.backend_that_runs(config, device)
