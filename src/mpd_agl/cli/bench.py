@@ -12,7 +12,7 @@ WORKS = {
     "train": "a training step: forward, loss, backward, update",
     "infer": "inference: evaluation mode, no gradients, ours folded",
     "growth": "time and memory over T (1..16), batch (1..256) and width (1/8..1); a file given by -o is continued",
-    "events": "event-driven against dense: single layers, and with --rates the whole network in inference and training",
+    "events": "event-driven against dense, in one process: single layers; with --rates also inference and training of a network",
     "page": "docs/performance.md from the records in a folder; with --events the tables and plot of docs/events.md",
 }
 
