@@ -12,7 +12,8 @@ PACKAGES = ("mpd-agl", "torch", "numpy", "pillow", "safetensors", "pydantic")
 
 def code() -> dict[str, Any]:
     """The package's commit and whether files were changed since; nulls where it does not run from a git checkout."""
-    folder = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+    folder = here.parents[1]
 
     def git(*args: str) -> str | None:
         command = ["git", "-C", str(folder), *args]
@@ -22,7 +23,7 @@ def code() -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    if git("ls-files", "--error-unmatch", str(here)) is None:
         return {"commit": None, "changed": None}
     status = git("status", "--porcelain", "--untracked-files=no", "--", ".")
     return {"commit": git("rev-parse", "HEAD"), "changed": None if status is None else bool(status)}
