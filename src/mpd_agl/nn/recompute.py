@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn.block import SpikingBlock
+from mpd_agl.nn.synapses import Synapses
 
 
 @contextmanager
 def repeating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """The second time: running statistics go into copies that are thrown away, and monitors look elsewhere."""
+    """The second time: running statistics go into copies that are thrown away, monitors look elsewhere, and no choice is made anew."""
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    blocks = [m for m in modules if isinstance(m, SpikingBlock)]
+    blocks = [m for m in modules if isinstance(m, SpikingBlock | Synapses)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for block in blocks:
@@ -39,6 +40,7 @@ def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
 def recompute(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
     """`run(parts, s)` with the same values, gradients and running statistics, but nothing within it is kept for the backward pass.
 
+    The input is kept, and with it the active lists that were handed on with it (`nn.handoff`).
     Without gradients there is nothing to save, and the parts are simply called.
     """
     if not torch.is_grad_enabled():
