@@ -90,7 +90,7 @@ def test_evaluation_is_the_plain_call():
 @NATIVE
 def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
     """A clock by which event and dense win in turns: a choice that changes between the passes would be an error."""
-    clock = itertools.cycle([2.0, 1.0] * synapses.TRIES + [1.0, 2.0] * synapses.TRIES)
+    clock = itertools.cycle([2.0, 1.0] * (6 * synapses.TRIES) + [1.0, 2.0] * (6 * synapses.TRIES))  # 6 layers
     monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(clock))[1])
     net = create_model("cnn8", width=0.125, image_size=16, recompute=True, conv="auto").train()
     layers = sparse_layers(net).values()
@@ -101,6 +101,11 @@ def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
         F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4)).backward()
         taken.append([layer.calls for layer in layers])
     assert taken == [[0] * 6, [1] * 6, [0] * 6, [1] * 6]
+    losses = [net(torch.randn(4, 3, 16, 16)).square().mean() for _ in range(2)]  # the first of them chooses anew
+    net(torch.randn(4, 3, 16, 16)).square().mean()  # and so does this one, before they are repeated
+    latest = [layer.choice for layer in layers]
+    sum(losses).backward()
+    assert [layer.choice for layer in layers] == latest
 
 
 @NATIVE
