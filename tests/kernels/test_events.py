@@ -22,7 +22,16 @@ SHAPES = [  # N, C_in, C_out, H, W
     (1, 8, 16, 5, 70),
     (9, 24, 33, 3, 3),
 ]
-CONVS = [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (3, 1, 0), (5, 2, 2)]  # kernel, stride, padding
+CONVS = [
+    (3, 1, 1),
+    (3, 2, 1),
+    (1, 1, 0),
+    (1, 2, 0),
+    (3, 1, 0),
+    (5, 2, 2),
+    (1, 1, 1),
+    (1, 2, 1),
+]  # kernel, stride, padding
 
 
 def spikes(shape, rate, kind="binary", seed=0):
@@ -163,6 +172,31 @@ def test_what_it_cannot_do_is_said():
         events.scan(torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(InputError, match="takes 3 channels"):
         events.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 3, 3))
+    with pytest.raises(InputError, match="stride 0"):
+        events.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 3, 3), stride=0)
+
+
+def test_weights_biases_and_events_that_do_not_belong_are_refused():
+    x, weight = torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 3, 3)
+    for wrong in (weight.double(), weight.to("meta")):
+        with pytest.raises(InputError, match=f"a float32 weight on the CPU, got {wrong.dtype} on {wrong.device}"):
+            events.conv(x, wrong)
+    with pytest.raises(InputError, match="a float32 bias on the CPU, got torch.float64"):
+        events.conv(x, weight, torch.zeros(5, dtype=torch.float64))
+    with pytest.raises(InputError, match=r"takes a bias \(5,\), got \(3,\)"):
+        events.conv(x, weight, torch.zeros(3))
+    with pytest.raises(InputError, match="events of 16 rows of 3 channels are not those"):
+        events.conv(x, weight, events=events.scan(x[:1]))
+    with pytest.raises(InputError, match="events of 32 rows of 2 channels are not those"):
+        events.conv(x, weight, events=events.scan(x[:, :2]))
+
+
+def test_lists_are_saved_tensors_that_hooks_see():
+    x, weight = spikes((2, 16, 5, 5), 0.3), torch.randn(4, 16, 3, 3).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda a: kept.append(a.shape) or a, lambda a: a):
+        events.conv(x, weight, padding=1)
+    assert kept == [weight.shape, (50, 1, 16), (50, 1)]
 
 
 def test_operators_trace_and_differentiate():

@@ -1,11 +1,18 @@
 """Recomputation: less is kept, every number stays the same to the last bit."""
 
+import itertools
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from mpd_agl.analysis import Monitor
+from mpd_agl.kernels import Events, backends_here
 from mpd_agl.models import create_model
+from mpd_agl.nn import SpikingBlock, sparse_layers, synapses
+
+NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
 
 def step(name, recompute, **options):
@@ -36,6 +43,8 @@ def step(name, recompute, **options):
         ("resnet19", {"method": "asgl"}),  # draws random numbers in the forward pass
         ("vggsnn", {"num_steps": 3}),
         ("cnn8", {"method": "psg"}),
+        pytest.param("resnet19", {"conv": "event"}, marks=NATIVE),
+        pytest.param("resnet19", {"conv": "event", "block": "zheng"}, marks=NATIVE),
         ("resnet18", {"ann": True}),
     ],
 )
@@ -76,3 +85,59 @@ def test_evaluation_is_the_plain_call():
     with torch.no_grad():
         a = net(x)
     assert torch.equal(a, net(x).detach())
+
+
+@NATIVE
+def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
+    """A clock by which event and dense win in turns: a choice that changes between the passes would be an error."""
+    clock = itertools.cycle([2.0, 1.0] * (6 * synapses.TRIES) + [1.0, 2.0] * (6 * synapses.TRIES))  # 6 layers
+    monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(clock))[1])
+    net = create_model("cnn8", width=0.125, image_size=16, recompute=True, conv="auto").train()
+    layers = sparse_layers(net).values()
+    for layer in layers:
+        layer.every = 2
+    taken = []
+    for _ in range(4):
+        F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4)).backward()
+        taken.append([layer.calls for layer in layers])
+    assert taken == [[0] * 6, [1] * 6, [0] * 6, [1] * 6]
+    losses = [net(torch.randn(4, 3, 16, 16)).square().mean() for _ in range(2)]  # the first of them chooses anew
+    net(torch.randn(4, 3, 16, 16)).square().mean()  # and so does this one, before they are repeated
+    latest = [layer.choice for layer in layers]
+    sum(losses).backward()
+    assert [layer.choice for layer in layers] == latest
+
+
+@NATIVE
+def test_neurons_list_their_spikes_in_every_step_but_the_first():
+    net = create_model("cnn8", width=0.125, image_size=16, recompute=True, conv="event").train()
+    blocks = [m for m in net.modules() if isinstance(m, SpikingBlock)]
+    listed = []
+    for _ in range(3):
+        loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
+        listed.append([block._lists_events for block in blocks])
+        loss.backward()
+    assert not any(listed[0])
+    assert any(listed[1])
+    assert listed[1] == listed[2]
+
+
+@NATIVE
+def test_a_recomputed_part_keeps_the_active_lists_of_its_input_alone():
+    found = {}
+    for recompute in (False, True):
+        net = create_model("resnet19", width=0.125, image_size=16, recompute=recompute, conv="event").train()
+        for _ in range(2):  # scanned, then listed by the neurons
+            made = []
+            original = Events.__init__
+
+            def noted(self, *a, original=original, made=made):
+                original(self, *a)
+                made.append(weakref.ref(self.index))
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Events, "__init__", noted)
+                loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
+            found.setdefault(recompute, []).append(sum(r() is not None for r in made))
+            loss.backward()
+    assert found == {False: [16, 16], True: [8, 8]}  # those of the inputs of the 8 parts

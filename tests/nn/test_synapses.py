@@ -1,6 +1,9 @@
 """Layers that may skip zeros: the same numbers, the same parameters, lists made once, a choice that is kept."""
 
 import copy
+import gc
+import io
+import weakref
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here
 from mpd_agl.kernels import events as kernel
 from mpd_agl.models import create_model
-from mpd_agl.nn import SparseConv2d, SparseLinear, SpikingBlock, fold, handoff, sparse_layers, synapses
+from mpd_agl.nn import SparseConv2d, SparseLinear, SpikingBlock, fold, handoff, over_time, sparse_layers, synapses
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -88,7 +91,7 @@ def test_fifty_steps_with_lists_from_neurons_are_those_with_scanned_lists(monkey
     x, y = torch.randn(6, 3, 16, 16, generator=g), torch.randint(0, 10, (6,), generator=g)
     nets = [network("event", width=0.125) for _ in range(2)]
     scans = []
-    monkeypatch.setattr(handoff, "scan", lambda x: scans.append(1) or kernel.scan(x))
+    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
     handed = train(nets[0], 50, x, y)
     # the first step scans all 6 layers, later ones only behind the three pools
     assert len(scans) == 6 + 49 * 3
@@ -100,28 +103,98 @@ def test_fifty_steps_with_lists_from_neurons_are_those_with_scanned_lists(monkey
 
 def test_lists_are_shared_by_the_readers_of_a_tensor_and_void_after_a_change_in_place(monkeypatch):
     scans = []
-    monkeypatch.setattr(handoff, "scan", lambda x: scans.append(1) or kernel.scan(x))
-    x = spikes(2, 8, 4, 4)
-    view = x[:]
-    handoff.carry(x, view)
-    first = handoff.events_of(view)
-    assert handoff.events_of(x) is first
-    assert len(scans) == 1
-    x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
-    assert handoff.events_of(view).rate != first.rate
-    assert len(scans) == 2
+    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
+    x = block(torch.randn(2, 2, 3, 4, 4)).detach()[0]
+    for derive in (lambda x: x[:], torch.clone):
+        scans.clear()
+        other = derive(x)
+        handoff.hand_on(x, None, values=False, read=block._read)
+        handoff.carry(x, other)
+        first = handoff.events_of(other)
+        assert handoff.events_of(x) is first
+        assert len(scans) == 1
+        x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
+        other[0, 0, 0, 0] = x[0, 0, 0, 0]
+        for changed in (x, other):
+            assert handoff.events_of(changed).rate == pytest.approx(float(x.mean()), abs=1e-7)
+        assert first.rate != pytest.approx(float(x.mean()), abs=1e-7)
+        assert len(scans) == 3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_spikes_changed_in_place_are_read_as_they_are(mode):
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True).eval()
+    layer = SparseConv2d(8, 4, 3, padding=1, bias=False, conv="event")
+    x = torch.randn(1, 2, 3, 6, 6)
+    for _ in range(2):  # scanned, then listed by the neuron
+        with mode():
+            s = block(x)
+            assert float(over_time(layer, s).abs().sum()) > 0
+            s.zero_()
+            assert float(over_time(layer, s).abs().sum()) == 0
+
+
+def test_an_input_buffer_that_is_filled_anew_is_read_anew():
+    layer = SparseConv2d(8, 4, 3, padding=1, bias=False, conv="event").requires_grad_(False)
+    array = spikes(3, 8, 5, 5).numpy()
+    memory = torch.from_numpy(array)
+    for x in (memory.expand(2, 3, 8, 5, 5), memory.unsqueeze(0)):  # flattened to a copy, and to a view
+        array[:] = spikes(3, 8, 5, 5).numpy()
+        assert float(over_time(layer, x).abs().sum()) > 0
+        array[:] = 0
+        assert float(over_time(layer, x).abs().sum()) == 0
+
+
+def test_handoffs_stay_outside_the_tensor_and_dense_networks_have_none():
+    for conv in ("dense", "event"):
+        net = network(conv, width=0.125).eval()
+        seen = []
+        for block in (m for m in net.modules() if isinstance(m, SpikingBlock)):
+            block.register_forward_hook(lambda m, i, o, seen=seen: seen.append(o))
+        before = len(handoff._HANDED)
+        net(torch.randn(2, 3, 16, 16))
+        assert [s.__dict__ for s in seen] == [{}] * 7
+        assert [handoff.handed_on(s) is not None for s in seen] == [conv == "event"] * 7
+        file = io.BytesIO()
+        torch.save(seen[0].detach(), file)
+        assert file.tell() < 4 * seen[0].numel() + 4000
+        seen.clear()
+        assert len(handoff._HANDED) == before
+
+
+def test_spikes_do_not_keep_their_block_alive():
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
+    with torch.no_grad():
+        block.kept = block(torch.randn(1, 2, 3, 4, 4))
+    alive = weakref.ref(block)
+    s = block.kept.flatten(0, 1)
+    handoff.carry(block.kept, s)
+    del block
+    gc.collect()
+    assert alive() is None
+    assert handoff.events_of(s).channels == 8
+
+
+def test_a_folded_network_runs_in_inference_mode():
+    net, x = network("event", width=0.125).eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        want = fold(net)(x)
+    with torch.inference_mode():
+        assert torch.equal(fold(net)(x), want)
+        assert torch.equal(net(x), net(x))
 
 
 @pytest.mark.parametrize("plus", [False, True])
 def test_the_neuron_lists_what_a_scan_finds(plus):
     torch.manual_seed(0)
-    block = SpikingBlock(nn.Conv2d(3, 37, 3, padding=1))
+    block = SpikingBlock(nn.Conv2d(3, 37, 3, padding=1), hands_on=True)
     added = torch.randint(0, 3, (2, 4, 37, 6, 6)).float() if plus else None
     x = torch.randn(1, 4, 3, 6, 6)
     for net in (block, fold(block.eval())):
         net._events_read = True
         s = net(x, 2, plus=added)
-        carried = getattr(s, handoff._NAME).events
+        carried = handoff.handed_on(s).events
         scanned = kernel.scan(s.flatten(0, 1), values=plus)
         assert torch.equal(carried.count, scanned.count)
         for row in range(carried.count.shape[0]):

@@ -115,7 +115,7 @@ def scan(x: Tensor, *, values: bool = False) -> Events:
 def _geometry(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> _Geometry:
     C_out, K = weight.shape[0], weight.shape[2] if weight.dim() == 4 else 1
     N, C_in, H, W = shape if len(shape) == 4 else (shape[0], shape[1], 1, 1)
-    if K == 1 and stride == 1:
+    if K == 1 and stride == 1 and padding == 0:  # pixels do not mix: one long row
         N, H, W = 1, 1, N * H * W
     OH, OW = ((size + 2 * padding - K) // stride + 1 for size in (H, W))
     return _Geometry(N, H, W, C_in, OH, OW, C_out, K, stride, padding)
@@ -129,17 +129,35 @@ def _out_shape(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> 
     return shape[0], OH, OW, weight.shape[0]
 
 
-def _check(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> None:
+def _check(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, events: Events | None = None
+) -> None:
     """What the kernels take for granted."""
+    shape = x.shape
+    for name, a in (("weight", weight), ("bias", bias)):
+        if a is not None and (a.dtype != torch.float32 or a.device.type != "cpu"):
+            raise InputError(
+                f"the event-driven convolution takes a float32 {name} on the CPU, got {a.dtype} on {a.device}. Use conv='dense'."
+            )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InputError(
+            f"a weight {tuple(weight.shape)} takes a bias {tuple(weight.shape[:1])}, got {tuple(bias.shape)}."
+        )
     if shape[1] != weight.shape[1]:
         raise InputError(f"a weight {tuple(weight.shape)} takes {weight.shape[1]} channels, got {tuple(shape)}.")
     if weight.dim() == 4 and (weight.shape[2] != weight.shape[3] or weight.shape[2] > MOST_KERNEL):
         raise InputError(
             f"the event-driven convolution takes square kernels up to {MOST_KERNEL} x {MOST_KERNEL}, got {tuple(weight.shape[2:])}."
         )
-    if min(_out_shape(shape, weight, stride, padding)) < 1 or stride < 1 or padding < 0:
+    if stride < 1 or padding < 0 or min(_out_shape(shape, weight, stride, padding)) < 1:
         raise InputError(
             f"a kernel {tuple(weight.shape[2:])} with stride {stride} and padding {padding} does not fit an input {tuple(shape)}."
+        )
+    rows = shape.numel() // shape[1]
+    if events is not None and (events.count.shape[0], events.channels) != (rows, shape[1]):
+        raise InputError(
+            f"events of {events.count.shape[0]} rows of {events.channels} channels are not those of an input {tuple(shape)}. "
+            "Leave them out, or take scan(x)."
         )
 
 
@@ -199,9 +217,10 @@ def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, pad
     if (
         weight.shape[2] == 1 and stride > 1
     ):  # torch 2.13 writes outside its buffers for few channels: see models.base.SubsampledConv
-        dx = grad.new_zeros((shape[0], *shape[2:], shape[1])).permute(0, 3, 1, 2)
+        N, C, H, W = shape
+        dx = grad.new_zeros((N, H + 2 * padding, W + 2 * padding, C)).permute(0, 3, 1, 2)
         dx[:, :, ::stride, ::stride] = torch.conv2d(grad, weight.transpose(0, 1))
-        return dx
+        return dx[:, :, padding : padding + H, padding : padding + W]
     stand_in = grad.new_empty(1).expand(shape)  # only its shape counts
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         grad, stand_in, weight, None, (stride,) * 2, (padding,) * 2, (1, 1), False, (0, 0), 1, (True, False, False)
@@ -210,7 +229,10 @@ def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, pad
 
 
 class _EventConv(torch.autograd.Function):
-    """Keeps the events, not the input: a quarter of its memory, most of it never touched."""
+    """Keeps the events, not the input: a byte for each of its floats where all events are 1, five bytes where their values are kept.
+
+    Channels are counted up to a multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see them.
+    """
 
     @staticmethod
     def forward(
@@ -223,17 +245,17 @@ class _EventConv(torch.autograd.Function):
         padding: int,
         packed: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.events, ctx.shape, ctx.stride, ctx.padding = events, x.shape, stride, padding
+        ctx.save_for_backward(weight, events.index, events.count, events.ones, events.value)
+        ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
         return forward(events, x.shape, weight, bias, stride, padding, packed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
+        weight, *lists = ctx.saved_tensors
         where = ctx.shape, weight, grad, ctx.stride, ctx.padding
         dx = input_grad(*where) if ctx.needs_input_grad[0] else None
-        dw = weight_grad(ctx.events, *where) if ctx.needs_input_grad[1] else None
+        dw = weight_grad(Events(ctx.shape[1], *lists), *where) if ctx.needs_input_grad[1] else None
         db = grad.sum([d for d in range(grad.dim()) if d != 1]) if ctx.needs_input_grad[2] else None
         return dx, dw, db, None, None, None, None
 
@@ -256,7 +278,7 @@ def conv(
     >>> torch.allclose(conv(x, w, padding=1), torch.conv2d(x, w, padding=1), atol=1e-5)
     True
     """
-    _check(x.shape, weight, stride, padding)
+    _check(x, weight, bias, stride, padding, events)
     if torch.compiler.is_compiling():
         y: Tensor = conv_op(x, weight, bias, stride, padding)
         return y

@@ -7,7 +7,7 @@ Shapes: x_SNC or x_SNCHW with S = T, or S = 1 when the input is the same at ever
 channels_last, `[T][N H W][C]`; another layout is copied into it, never misread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class _Fused(torch.autograd.Function):
         else:
             s_TMC = native.forward_with_events(*inputs, step.events.struct())
         ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
-        ctx.step = step
+        ctx.step = replace(step, events=None)  # the reader's, not the backward pass's
         ctx.mark_non_differentiable(mean_C, var_C)
         ctx.set_materialize_grads(False)
         return s_TMC, mean_C, var_C

@@ -136,6 +136,7 @@ class Network(nn.Module):
             alpha=o.alpha if alpha is None else alpha,
             detach_reset=o.detach_reset,
             backend=o.backend,
+            hands_on=o.conv != "dense",
         )
 
     def current(self, synapses: nn.Conv2d | None, channels: int, alpha: float) -> Current:

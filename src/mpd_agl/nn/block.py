@@ -55,7 +55,8 @@ class Current(nn.Module):
 class SpikingBlock(nn.Module):
     """Synapses - tdBN - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapses` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset.
+    `synapses` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset. `hands_on`: the spikes may go to
+    event-driven layers (`nn.handoff`); None: they do where the block's own synapses are such a layer.
 
     >>> block = SpikingBlock(nn.Conv2d(3, 8, 3, padding=1, bias=False), method="mpd-agl")
     >>> images = torch.randn(4, 3, 32, 32)
@@ -74,6 +75,7 @@ class SpikingBlock(nn.Module):
         alpha: float = 1.0,
         detach_reset: bool = False,
         backend: str = "auto",
+        hands_on: bool | None = None,
     ) -> None:
         super().__init__()
         rule = get_method(method)
@@ -91,6 +93,7 @@ class SpikingBlock(nn.Module):
         )
         self.width = rule.width()
         self.repeating = False  # True while a forward pass is computed a second time (see recompute)
+        self.hands_on = isinstance(synapses, Synapses) if hands_on is None else hands_on
         self._lists_events, self._events_read = False, False
 
     def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
@@ -133,7 +136,7 @@ class SpikingBlock(nn.Module):
                 i_SNC = i_SNC + add(add_from)
             events = None if self.neuron.is_noisy else self._events(i_SNC, T, plus)
             spikes: Tensor = self.neuron(i_SNC, kappa_T, plus=plus, events=events)
-            self._hand_on(spikes, events)
+            self._hand_on(spikes, events, plus)
             return spikes
         self.norm.check(x_SNC)
         shared = self._shared_moments(x_SNC)
@@ -161,7 +164,7 @@ class SpikingBlock(nn.Module):
         if self.training:
             count = T * x_SNC[0].numel() // x_SNC.shape[2]
             self.norm.track(mean_C, var_C, count if shared is None else shared.total * (T // x_SNC.shape[0]))
-        self._hand_on(s_TNC, events)
+        self._hand_on(s_TNC, events, plus)
         return s_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
@@ -172,17 +175,20 @@ class SpikingBlock(nn.Module):
 
     def _events(self, x_SNC: Tensor, num_steps: int, plus: Tensor | None) -> kernels.Events | None:
         """Lists for the neuron to fill, where the last ones were read; see `nn.handoff`."""
-        self._lists_events, self._events_read = self._events_read, False
-        if not self._lists_events or torch.compiler.is_compiling() or x_SNC.dtype != torch.float32 or not x_SNC.numel():
+        if not self.hands_on or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return None
+        if not self.repeating:  # the second time as the first
+            self._lists_events, self._events_read = self._events_read, False
+        if not self._lists_events or x_SNC.dtype != torch.float32 or not x_SNC.numel():
             return None
         if kernels.resolve(self.neuron.backend, x_SNC.device, x_SNC.dtype).name != "native":
             return None
         C = x_SNC.shape[2]
         return kernels.empty_events(num_steps * x_SNC[0].numel() // C, C, values=plus is not None)
 
-    def _hand_on(self, s_TNC: Tensor, events: kernels.Events | None) -> None:
-        if not torch.compiler.is_compiling():
-            hand_on(s_TNC, events, self._read)
+    def _hand_on(self, s_TNC: Tensor, events: kernels.Events | None, plus: Tensor | None) -> None:
+        if self.hands_on and not torch.compiler.is_compiling():
+            hand_on(s_TNC, events, values=plus is not None, read=self._read)
 
     def _read(self) -> None:
         self._events_read = True

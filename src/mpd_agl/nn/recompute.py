@@ -1,6 +1,6 @@
 """Memory for time: parts of a network keep only their input and are computed again when the backward pass needs what lies within."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -8,18 +8,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn.block import SpikingBlock
+from mpd_agl.nn.synapses import Choice, Synapses
 
 
 @contextmanager
-def repeating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """The second time: running statistics go into copies that are thrown away, and monitors look elsewhere."""
+def repeating(parts: Sequence[nn.Module], choices: Mapping[Synapses, Choice | None]) -> Iterator[None]:
+    """The second time: statistics go into copies that are thrown away, monitors look elsewhere, layers compute by the first's choices."""
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    blocks = [m for m in modules if isinstance(m, SpikingBlock)]
+    blocks = [m for m in modules if isinstance(m, SpikingBlock | Synapses)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for block in blocks:
         block.repeating = True
+    latest = {layer: layer.choice for layer in choices}
+    for layer, choice in choices.items():
+        layer.choice = choice
     try:
         yield
     finally:
@@ -27,6 +31,8 @@ def repeating(parts: Sequence[nn.Module]) -> Iterator[None]:
             setattr(module, name, buffer)
         for block in blocks:
             block.repeating = False
+        for layer, choice in latest.items():
+            layer.choice = choice
 
 
 def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
@@ -39,10 +45,13 @@ def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
 def recompute(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
     """`run(parts, s)` with the same values, gradients and running statistics, but nothing within it is kept for the backward pass.
 
+    The input is kept, and with it the active lists that were handed on with it (`nn.handoff`).
     Without gradients there is nothing to save, and the parts are simply called.
     """
     if not torch.is_grad_enabled():
         return run(parts, s_TNC, num_steps)
-    contexts = lambda: (nullcontext(), repeating(parts))  # noqa: E731
+    choices: dict[Synapses, Choice | None] = {}
+    contexts = lambda: (nullcontext(), repeating(parts, choices))  # noqa: E731
     kept: Tensor = checkpoint(run, parts, s_TNC, num_steps, use_reentrant=False, context_fn=contexts)
+    choices.update((m, m.choice) for part in parts for m in part.modules() if isinstance(m, Synapses))
     return kept

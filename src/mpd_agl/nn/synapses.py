@@ -18,7 +18,7 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import events as kernel
 from mpd_agl.kernels import native
 from mpd_agl.kernels.events import MOST_KERNEL
-from mpd_agl.nn.handoff import events_of, is_handed_on
+from mpd_agl.nn.handoff import events_of, handed_on
 
 CONVS = ("dense", "event", "auto")
 EVERY = 1000
@@ -53,6 +53,8 @@ class Synapses(nn.Module):
     bias: Any
     events_stride = 1
     events_padding = 0
+    repeating = False
+    """True while a forward pass is computed a second time (see recompute)."""
 
     def choose(self, conv: str) -> None:
         """Set how to compute; what was measured before is forgotten."""
@@ -96,6 +98,8 @@ class Synapses(nn.Module):
             return "event"
         if torch.compiler.is_compiling():
             return "dense" if self.choice is None else self.choice.taken
+        if self.repeating and self.choice is not None:  # the second time as the first
+            return self.choice.taken
         training = torch.is_grad_enabled() and self.weight.requires_grad
         again = self.choice is None or (training and not self.choice.training)
         if training == (self.choice is not None and self.choice.training):
@@ -109,7 +113,7 @@ class Synapses(nn.Module):
     @torch.no_grad()
     def measure(self, x: Tensor, training: bool) -> Choice:
         """Time both on this input: the least of a few tries."""
-        at_hand = events_of(x) if is_handed_on(x) else None  # the neuron lists them in its own pass
+        at_hand = None if handed_on(x) is None else events_of(x)  # the neuron lists them in its own pass
         x = x.detach()
         stride, padding = self.events_stride, self.events_padding
         y = self.dense(x)
@@ -138,8 +142,8 @@ class Synapses(nn.Module):
         return Choice(taken, rate, times[dense], times[event], training)
 
     def _pack(self) -> Tensor | None:
-        """Of a folded network the packed weights are kept; others may change at any time."""
-        if self.weight.requires_grad or self.training:
+        """Of a folded network the packed weights are kept; others may change at any time, those of inference mode unnoticed."""
+        if self.weight.requires_grad or self.training or self.weight.is_inference():
             return None
         key = self.weight.data_ptr(), self.weight._version, native.level()
         if self._packed is None or self._packed[0] != key:
