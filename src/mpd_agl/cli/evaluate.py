@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import check_run
 
 if TYPE_CHECKING:
     from mpd_agl.experiments.fast import Early
@@ -48,6 +49,7 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     counts, thresholds = parse_steps(a.num_steps), parse_thresholds(a.exit_threshold)
     check_options(a)
+    check_run(a.run)
 
     import torch
 
