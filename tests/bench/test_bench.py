@@ -1,6 +1,8 @@
 """The bench: who computes what others do, what a ratio needs, what is left out, what is kept. No test looks at a time."""
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -122,6 +124,42 @@ def test_no_ratio_where_outputs_differ_and_absent_peers_are_named():
     assert "2.2" not in line
     assert "snntorch: left out, it is not installed" in text
     assert "2.25" in show.table(record())
+
+
+WORKER = """
+import json, sys
+say = lambda **answer: print(json.dumps(answer), flush=True)
+say(losses=[1.0])
+for number, line in enumerate(sys.stdin):
+    if number == 1 and sys.argv[1] == "fails":
+        say(error="MemoryError: none")
+    elif number == 1 and sys.argv[1] == "dies":
+        sys.exit(9)
+    else:
+        say(times=[9.0], peak=2, before=1)
+"""
+
+
+@pytest.mark.parametrize(("how", "why"), [("fails", "MemoryError: none"), ("dies", "its process ended with code 9")])
+def test_a_contender_that_dies_in_a_round_is_left_out_and_the_others_stay(monkeypatch, how, why):
+    def start(name, setting, what):
+        command = [sys.executable, "-c", WORKER, how if name == "eager" else "lives"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def once(child):
+        child.communicate()
+        return {"agrees": True}
+
+    monkeypatch.setattr(compare, "start", start)
+    monkeypatch.setattr(compare, "once", once)
+    monkeypatch.setattr(compare, "why_not", lambda name, setting: None)
+    monkeypatch.setattr(compare, "summary", lambda process, batch, agreement: process.rounds)
+    found = compare.compare(SMALL, ["eager", "native"], rounds=1, note=lambda text: None)
+    assert found["left_out"] == {"eager": why}
+    assert found["contenders"] == {"native": [[9.0]]}
+    assert list(found["ratios"]["of"]) == ["native"]
+    with pytest.raises(InputError, match=why):
+        compare.compare(SMALL, ["eager"], rounds=1, note=lambda text: None)
 
 
 def test_figures_are_drawn():

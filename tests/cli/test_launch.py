@@ -52,6 +52,10 @@ def test_a_slurm_job_is_its_own_name(capsys: pytest.CaptureFixture[str], monkeyp
         (["--nproc", "2"], "launch needs a command behind --, got none"),
         (["--", "evaluate", "x"], "launch needs a command behind --, got 'evaluate x'"),
         (["--nproc", "1", "--nnodes", "2", *TRAIN], "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
+        (
+            ["--nproc", "1", "--nnodes", "2:4", "--rdzv-endpoint", "a:29400", *TRAIN],
+            "--nnodes 2:4 outside SLURM needs --rdzv-id",
+        ),
         (["--nproc", "1", "--nnodes", "two", *TRAIN], "--nnodes must be a number or a range, got 'two'"),
         (["--nproc", "1", "--rdzv-id", "a b", *TRAIN], "--rdzv-id must be letters, digits"),
         (["--nprocs", "2", *TRAIN], "unknown option --nprocs. Did you mean --nproc?"),
@@ -61,7 +65,10 @@ def test_a_slurm_job_is_its_own_name(capsys: pytest.CaptureFixture[str], monkeyp
         (["--nproc", "2", "--", "train", "--resume", "nowhere"], "nowhere is not there"),
     ],
 )
-def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str) -> None:
+def test_mistakes_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], sentence: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert main(["launch", *argv]) == 2
     err = capsys.readouterr().err
     assert sentence in err

@@ -7,6 +7,7 @@ from torch import nn
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.interop.plainstep import WholeSynapses, plain_network, whole
+from mpd_agl.interop.wholefile import whole_file
 from mpd_agl.models import create_model
 from mpd_agl.nn import TdBatchNorm, fold
 
@@ -60,6 +61,38 @@ def test_int8_leaves_stem_and_readout_alone():
     assert type(plain.readout.linear) is nn.Linear
 
 
+def test_int8_takes_the_shortcuts_that_are_currents_too():
+    net, x = network("resnet19", block="zheng", num_steps=3)
+    plain = plain_network(net, int8=True)
+    shortcut = plain.get_submodule("stage2.block1.shortcut")
+    assert type(shortcut.conv) is WholeSynapses
+    folded = fold(net).get_submodule("stage2.block1.shortcut")
+    s_TNC = torch.randint(0, 2, (3, 2, folded.conv.in_channels, 8, 8)).float()
+    with torch.no_grad():
+        expected = folded(s_TNC)
+        torch.testing.assert_close(shortcut(s_TNC), expected, rtol=0, atol=float(expected.abs().max()) / 50)
+        assert plain(x).shape == net(x).shape
+
+
+def half_written(path, error):
+    with whole_file(path) as beside:
+        beside.write_text("half")
+        raise error
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_text("old")
+    with pytest.raises(InputError, match="other logits"):
+        half_written(path, InputError("other logits"))
+    with pytest.raises(InputError, match=r"cannot write .*net.onnx: No space left on device. Choose"):
+        half_written(path, OSError(28, "No space left on device"))
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+    with whole_file(path) as beside:
+        beside.write_text("new")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["new"]
+
+
 @pytest.mark.parametrize(("name", "options"), [("resnet19", {}), ("vggsnn", {"num_steps": 3})])
 @pytest.mark.parametrize("int8", [False, True])
 def test_onnx_runtime_gives_our_logits_at_any_batch(name, options, int8, tmp_path):
@@ -71,7 +104,7 @@ def test_onnx_runtime_gives_our_logits_at_any_batch(name, options, int8, tmp_pat
 
     net, x = network(name, **options)
     frames, path = name == "vggsnn", tmp_path / "net.onnx"
-    export_onnx(net, path, frames=frames, int8=int8)
+    assert export_onnx(net, path, frames=frames, int8=int8) < 1e-4
     plain = plain_network(net, int8=int8)
     for count in (1, 5):
         part = x[:, :count] if frames else x[:count]
@@ -138,3 +171,7 @@ def test_refusals(tmp_path, capsys):
     assert main(["export", str(tmp_path), "--format", "nir", "--int8", "-o", str(tmp_path / "a.nir")]) == 2
     assert "--int8 goes with --format onnx" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.onnx").write_text("mine")
+    assert main(["export", str(tmp_path), "--format", "onnx", "-o", str(tmp_path / "a.onnx")]) == 2
+    assert "a.onnx exists. Name another file, or add --overwrite." in capsys.readouterr().err
+    assert (tmp_path / "a.onnx").read_text() == "mine"

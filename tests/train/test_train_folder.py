@@ -1,5 +1,6 @@
 """Run folders, records and metrics: nothing overwritten, nothing half, nobody else let in."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -270,3 +271,11 @@ def test_disk_errors_are_sentences(tmp_path: Path, number: int, words: str) -> N
     assert words.split(" (")[0].replace("\\", "").split(" .*")[0][:15] in str(
         explain(OSError(number, os.strerror(number)), tmp_path / "a" / "b")
     )
+
+
+def test_a_look_at_the_lock_does_not_refuse_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = (tmp_path / ".lock").open("w")
+    fcntl.flock(look, fcntl.LOCK_SH)  # as `in_use` of another process does for a moment
+    monkeypatch.setattr(runfolder.time, "sleep", lambda seconds: look.close())
+    RunFolder.create(tmp_path).close()
+    assert look.closed

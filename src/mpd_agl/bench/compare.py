@@ -30,13 +30,20 @@ class Process:
     ready: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
 
-    def ask(self, count: int) -> None:
-        """Time so many units of work."""
+    def ask(self, count: int) -> str:
+        """Time so many units of work; why it could not, if the process failed or died."""
         assert self.child.stdin is not None
-        self.child.stdin.write(f"{count}\n")
-        self.child.stdin.flush()
-        self.last = hear(self.child)
-        self.rounds.append(self.last["times"])
+        try:
+            self.child.stdin.write(f"{count}\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has died, and what it said last tells why
+        answer = hear(self.child)
+        if "error" in answer:
+            return str(answer["error"])
+        self.last = answer
+        self.rounds.append(answer["times"])
+        return ""
 
     def close(self) -> None:
         """End the process."""
@@ -92,18 +99,13 @@ def compare(
                 process.close()
                 continue
             running[name] = process
-        if not running:
-            reasons = "; ".join(f"{n}: {why}" for n, why in left_out.items())
-            raise InputError(f"no contender can run here ({reasons}). Use --contenders native eager.")
         seconds = QUICK_ROUND_S if quick else ROUND_S
         units = {}
-        for name, process in running.items():
-            process.ask(1)
-            units[name] = max(1, min(MOST_UNITS, round(seconds / process.rounds.pop()[0])))
+        for name in ask_all(running, dict.fromkeys(running, 1), left_out):
+            units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
         for number in range(1, rounds + 1):
             note(f"round {number} of {rounds}")
-            for name, process in running.items():
-                process.ask(units[name])
+            ask_all(running, units, left_out)
     finally:
         for process in running.values():
             process.close()
@@ -117,6 +119,18 @@ def compare(
         **provenance(),
         "load_before": load,
     }
+
+
+def ask_all(running: dict[str, Process], units: dict[str, int], left_out: dict[str, str]) -> list[str]:
+    """One round in turn: a contender that dies in it is left out with its reason, and the others go on; who is left."""
+    for name in list(running):
+        if why := running[name].ask(units[name]):
+            running.pop(name).close()
+            left_out[name] = why
+    if not running:
+        reasons = "; ".join(f"{n}: {why}" for n, why in left_out.items())
+        raise InputError(f"no contender can run here ({reasons}). Use --contenders native eager.")
+    return list(running)
 
 
 def once(child: "subprocess.Popen[str]") -> dict[str, Any]:

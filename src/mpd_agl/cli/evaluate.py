@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import check_run
 
 if TYPE_CHECKING:
     from mpd_agl.experiments.fast import Early
@@ -48,6 +49,7 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     counts, thresholds = parse_steps(a.num_steps), parse_thresholds(a.exit_threshold)
     check_options(a)
+    check_run(a.run)
 
     import torch
 
@@ -89,7 +91,10 @@ def run(argv: list[str]) -> int:
         T, rows = max(early.items())
         title = f"{trained.record.name}, T={T}, {a.split} set of {config.data.name}"
         figure = early_figure([e.to_dict() for e in rows], title)
-        write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+        try:
+            write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+        except OSError as error:
+            raise InputError(f"cannot write {a.plot}: {error.strerror or error}. Choose another place.") from error
     if a.json:
         out = {
             "run": trained.record.name,
@@ -173,7 +178,7 @@ def check_options(a: argparse.Namespace) -> None:
         return
     if a.exit_threshold is None:
         raise InputError("--plot draws the curve of early answers. Give --exit-threshold 0.5,0.8,0.95 too.")
-    if a.plot.suffix not in (".svg", ".pdf") or not a.plot.parent.is_dir():
+    if a.plot.suffix not in (".svg", ".pdf") or not a.plot.parent.is_dir() or a.plot.is_dir():
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, in a folder that is there, got {a.plot}.")
 
 

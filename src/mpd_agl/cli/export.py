@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import check_run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-steps", type=int, metavar="T", help="onnx: timesteps (default: as trained)")
     p.add_argument("--int8", action="store_true", help="onnx: hidden weights as 8-bit whole numbers")
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
+    p.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     return p
 
 
@@ -27,10 +29,13 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     if not a.out.parent.is_dir():
         raise InputError(f"the folder {a.out.parent} of {a.out} is not there. Make it first.")
+    if a.out.exists() and not a.overwrite:
+        raise InputError(f"{a.out} exists. Name another file, or add --overwrite.")
     if a.num_steps is not None and a.num_steps < 1:
         raise InputError(f"--num-steps must be at least 1, got {a.num_steps}.")
     if a.int8 and a.format != "onnx":
         raise InputError("--int8 goes with --format onnx; NIR files hold the weights as they are.")
+    check_run(a.run)
 
     from mpd_agl.experiments.trained import load_run
 
@@ -43,18 +48,12 @@ def run(argv: list[str]) -> int:
         export_nir(net, a.out)
         print(f"{a.out}: NIR graph of {trained.record.name}, {a.out.stat().st_size:,} bytes")
         return 0
-    from importlib.util import find_spec
+    from mpd_agl.interop.onnx import export_onnx
 
-    from mpd_agl.interop.onnx import check_export, export_onnx
-
-    export_onnx(net, a.out, frames=frames, int8=a.int8)
+    difference = export_onnx(net, a.out, frames=frames, int8=a.int8)
     checked = "not checked: onnxruntime is not installed"
-    if find_spec("onnxruntime") is not None:
-        try:
-            checked = f"checked with ONNX Runtime, largest difference {check_export(net, a.out, frames=frames, int8=a.int8):.1e}"
-        except InputError:
-            a.out.unlink()
-            raise
+    if difference is not None:
+        checked = f"checked with ONNX Runtime, largest difference {difference:.1e}"
     print(
         f"{a.out}: {trained.record.name}, T={net.num_steps}, any batch size, {a.out.stat().st_size:,} bytes; {checked}"
     )

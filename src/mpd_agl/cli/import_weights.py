@@ -37,6 +37,8 @@ def run(argv: list[str]) -> int:
         raise InputError(f"{a.out} exists. Name another file, or add --overwrite.")
     if not a.out.parent.is_dir():
         raise InputError(f"{a.out.parent} is no folder. Make it first.")
+    if not a.file.is_file():
+        raise InputError(f"{a.file} is no file. Check the path.")
 
     from mpd_agl.interop import import_weights
     from mpd_agl.models import create_model, save_weights

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "--rdzv-id",
         default="",
         metavar="ID",
-        help="the job's name; the same again continues its run (default: the SLURM job, else a new one)",
+        help="the job's name, the same on all nodes; the same again continues its run (default: the SLURM job, else a new one)",
     )
     p.add_argument("--max-restarts", default=3, type=int, metavar="N", help="restarts before giving up (default 3)")
     p.add_argument(
@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
         raise InputError(
             f"launch needs a command behind --, {got}. For example: mpd-agl launch --nproc 2 -- train --preset demo."
         )
-    job = a.rdzv_id or os.environ.get("SLURM_JOB_ID", "") or uuid.uuid4().hex
+    job = _named(a) or uuid.uuid4().hex
     processes = _processes(a.nproc)
     environment = {**SETTINGS, "OMP_NUM_THREADS": str(a.threads or max(1, _cores() // processes))}
     arguments = [*_torchrun(a, processes, job), "-m", "mpd_agl", *rest]
@@ -95,6 +95,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _named(a: argparse.Namespace) -> str:
+    return str(a.rdzv_id) or os.environ.get("SLURM_JOB_ID", "")
+
+
 def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
     """torchrun's own options."""
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", a.nnodes):
@@ -109,6 +113,11 @@ def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
     if not alone and not re.fullmatch(r"\S+:\d+", a.rdzv_endpoint):
         raise InputError(
             f"--nnodes {a.nnodes} needs --rdzv-endpoint HOST:PORT, a node that all others reach, got {a.rdzv_endpoint!r}."
+        )
+    if not alone and not _named(a):
+        raise InputError(
+            f"--nnodes {a.nnodes} outside SLURM needs --rdzv-id, the same word on every node, else they never meet. "
+            f"For example: --rdzv-id my-run."
         )
     return [
         f"--nnodes={a.nnodes}",

@@ -12,7 +12,7 @@ from mpd_agl.train.signals import Stopped
 
 
 class Pruned(Stopped):
-    """The pruner ended the run: it is saved as any stopped run."""
+    """The pruner ended the run: its last epoch is in its metrics, and no checkpoint is written for it."""
 
     def __init__(self, step: int) -> None:
         super().__init__("the pruner", step)

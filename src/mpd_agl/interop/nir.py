@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mpd_agl.errors import InputError
+from mpd_agl.interop.wholefile import whole_file
 from mpd_agl.models import Network
 from mpd_agl.models.vgg import ConvNet
 from mpd_agl.nn import SpikingBlock, fold
@@ -104,9 +105,5 @@ def export_nir(net: Network, path: Path) -> None:
     graph = nir_graph(net)
     import nir
 
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
+    with whole_file(path) as beside:
         nir.write(str(beside), graph)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -100,4 +100,7 @@ def plain_network(net: Network, *, int8: bool = False) -> Network:
     for number, (name, block) in enumerate(blocks):
         parent, _, leaf = name.rpartition(".")
         setattr(out.get_submodule(parent), leaf, PlainBlock(block, int8 and number > 0))
+    for module in out.modules():
+        if int8 and isinstance(module, Current) and isinstance(module.conv, nn.Conv2d | nn.Linear):
+            module.conv = WholeSynapses(module.conv)
     return out.eval()

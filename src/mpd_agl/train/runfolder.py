@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,8 @@ from mpd_agl.train.disk import explain
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 MARK = "config.toml"
+PATIENCE_S = 0.1
+"""How long a lock is tried for: `in_use` of another process holds it for a moment."""
 
 
 def check_name(name: str) -> str:
@@ -179,13 +182,21 @@ def in_use(path: Path) -> bool:
 def _lock(path: Path) -> IO[str]:
     """Take the folder's lock, or say who has it."""
     file = open(path / ".lock", "a+", encoding="utf-8", opener=_no_link)  # noqa: SIM115 (the folder's owner closes it)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "another process"
-        file.close()
-        raise InputError(f"run folder {path} is in use by {owner}. Wait for it, or choose another --name.") from None
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(PATIENCE_S / 10)
+                continue
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
+            raise InputError(
+                f"run folder {path} is in use by {owner}. Wait for it, or choose another --name."
+            ) from None
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
