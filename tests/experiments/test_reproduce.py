@@ -229,13 +229,22 @@ def test_a_failed_run_does_not_stop_the_others_but_the_table(by_hand, tmp_path, 
 
     def train(pool, config, display):
         if config.method == "lsg":
+            pool.path(config).mkdir()
+            (pool.path(config) / "config.toml").touch()
             raise InputError("training stopped: the loss is not finite.")
         good(pool, config, display)
 
     monkeypatch.setattr(Pool, "train", train)
-    with pytest.raises(InputError, match="1 of 2 runs failed, so nothing is shown .first .*lsg.*not finite"):
+    with pytest.raises(InputError, match="1 of 2 runs failed, so nothing is shown; .* The first: .*lsg.*not finite"):
         result(request("fig-availability", methods=["lsg", "mpd-agl"]), tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / run_name(request("fig-availability").configs()[2]) / "record.json").is_file()  # mpd-agl's
+
+
+def test_data_that_are_not_there_stop_at_the_first_run(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="cifar10-resnet19-t2-stbp-tdbn-s0-.* cannot start: "):
+        run(["table3", "--scale", "cpu", "--data.data-dir", "empty", "--data.no-download"])
 
 
 def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsys):

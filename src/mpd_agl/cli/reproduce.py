@@ -1,6 +1,7 @@
 """`mpd-agl reproduce`: the paper's tables and figures, the paper's numbers beside ours."""
 
 import argparse
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,17 +50,25 @@ def run(argv: list[str]) -> int:
     if mistakes := options.mistakes + surplus:
         raise InputError(mistakes[0])
 
-    from mpd_agl.experiments.pool import Pool
-    from mpd_agl.experiments.reproduce import Request
     from mpd_agl.experiments.scales import SCALES
-    from mpd_agl.experiments.studies import STUDIES, get_study
 
     if a.scale not in SCALES:
         raise unknown_name("scale", a.scale, SCALES)
+    known = study_names()
+    for name in a.names:
+        if name not in (*known, "all"):
+            raise unknown_name("experiment", name, known)
     if not a.names and not a.list:
         raise InputError(
-            f"nothing to reproduce: name {', '.join(STUDIES)} or all. `mpd-agl reproduce --list` tells more."
+            f"nothing to reproduce: name {', '.join(known)} or all. `mpd-agl reproduce --list` tells more."
         )
+    if a.seeds is not None and a.seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {a.seeds}. Use 3 for a mean with its spread.")
+
+    from mpd_agl.experiments.pool import Pool
+    from mpd_agl.experiments.reproduce import Request
+    from mpd_agl.experiments.studies import STUDIES, get_study
+
     names = list(STUDIES) if a.names == ["all"] or not a.names else a.names
     requests = [
         Request(
@@ -79,6 +88,13 @@ def run(argv: list[str]) -> int:
     return _reproduce(a, requests, pool)
 
 
+def study_names() -> list[str]:
+    """The experiments by their files' names: a mistake is answered before torch is loaded."""
+    folder = files("mpd_agl.experiments")
+    stems = sorted(f.name.removesuffix(".py") for f in folder.iterdir() if f.name.startswith(("table", "fig_")))
+    return [stem.replace("_", "-") for stem in stems]
+
+
 def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     from rich.console import Console
     from rich.table import Table
@@ -88,6 +104,8 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     from mpd_agl.train.console import duration
 
     costs = Costs(costs_file)
+    if not costs.known:
+        print("measuring a few steps of each network; the times are kept for the next list", flush=True)
     table = Table(box=None, pad_edge=False)
     for head in ("name", "what", "runs", "done", "whole, here", "left, here"):
         table.add_column(head, justify="left" if head in ("name", "what") else "right")
@@ -136,6 +154,7 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
                 print(f"stopped by {stop.by}, saved. The same command continues.")
                 return EXIT_SAVED
             say(f"{request.study.name}: {trained} of {total} runs were trained now")
+        say(f"{request.study.name}: reading the records")
         groups = gather(request, pool)
         section = show(request, groups)
         files = write(request, groups, section, a.runs_dir / request.scale)

@@ -79,12 +79,14 @@ class Pool:
             try:
                 self.train(config, display())
             except InputError as error:
+                if not self.begun(config):  # no data, say: it would hit the others as well
+                    raise InputError(f"{run_name(config)} cannot start: {error}") from None
                 failed.append(f"{run_name(config)}: {error}")
                 say(f"run {i} of {len(missing)} failed: {error}")
         if failed:
             raise InputError(
-                f"{len(failed)} of {len(wanted)} runs failed, so nothing is shown (first {failed[0]})"
-                " The same command tries them again."
+                f"{len(failed)} of {len(wanted)} runs failed, so nothing is shown; the same command tries them again. "
+                f"The first: {failed[0]}"
             )
         return len(missing)
 
