@@ -435,3 +435,21 @@ def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys
     assert [len(p) for p in parts] == [3000, 1000]
     images = [x.tobytes() for p in parts for x in p.x]
     assert sorted(images) == sorted(x.tobytes() for x in whole.x)
+
+
+def test_an_error_of_the_system_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import mpd_agl.cli.runs
+    from mpd_agl.cli import main
+
+    def full(argv: list[str]) -> int:
+        raise OSError(28, "No space left on device", "there/file")
+
+    monkeypatch.setattr(mpd_agl.cli.runs, "run", full)
+    assert main(["runs"]) == 2
+    assert capsys.readouterr().err == (
+        "mpd-agl: No space left on device at there/file. --debug tells where it came from.\n"
+    )
+    with pytest.raises(OSError, match="No space"):
+        main(["runs", "--debug"])

@@ -63,6 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `mpd-agl ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that may not be written
+        if debug:
+            raise
+        place = f" at {error.filename}" if error.filename else ""
+        print(f"mpd-agl: {error.strerror or error}{place}. --debug tells where it came from.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("mpd-agl: interrupted", file=sys.stderr)
         return 130
