@@ -46,14 +46,14 @@ class BuildNative(build_ext):
         objects = []
         for level, flags in levels.items():
             objects += self.compiler.compile(
-                ["src/mpd_agl/kernels/native.cpp", "src/mpd_agl/kernels/events.cpp"],
+                [str(KERNELS / name) for name in ("native.cpp", "events.cpp", "winograd.cpp")],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
                 extra_postargs=[*COMMON, *openmp, *flags],
             )
         # No -lgomp: the symbols resolve to the OpenMP runtime that torch has loaded, so there is one thread pool.
         objects += self.compiler.compile(
-            ["src/mpd_agl/kernels/dispatch.cpp"],
+            [str(KERNELS / "dispatch.cpp")],
             output_dir=str(Path(self.build_temp) / "dispatch"),
             macros=[("HAVE_X86_LEVELS", "1" if "avx2" in levels else "0")],
             extra_postargs=[*COMMON, *openmp],

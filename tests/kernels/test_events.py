@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, events, native
+from mpd_agl.kernels import backends_here, events, native, passes
 from tests.kernels import eventsref
 from tests.kernels.cases import difference
 
@@ -48,7 +48,7 @@ def compare(x, weight, bias, stride, padding):
     """Output, and the gradients of input, weight and bias, against float64."""
     leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
     exact = [a.double().requires_grad_() for a in (x, weight, bias)]
-    y = events.conv(*leaves, stride=stride, padding=padding)
+    y = passes.conv(*leaves, stride=stride, padding=padding)
     want = torch.conv2d(*exact, stride, padding) if x.dim() == 4 else torch.nn.functional.linear(*exact)
     assert y.shape == want.shape
     assert y.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
@@ -102,7 +102,7 @@ def test_the_documented_order_of_additions_bit_by_bit(level):
             spikes((N, C, H, W), 0.4) * torch.tensor([1.0, 2.0])[torch.randint(0, 2, (C, 1, 1), generator=g)]
         )  # exact products
         weight, bias = torch.randn(C_out, C, K, K, generator=g), torch.randn(C_out, generator=g)
-        y = events.conv(x, weight, bias, stride=stride, padding=pad)
+        y = passes.conv(x, weight, bias, stride=stride, padding=pad)
         assert torch.equal(y, eventsref.forward(x, weight, bias, stride, pad))
         grad = torch.randn(y.shape, generator=g)
         dw = events.weight_grad(events.scan(x), x.shape, weight, grad, stride, pad)
@@ -117,7 +117,7 @@ def test_the_same_bits_for_any_number_of_threads():
         for count in (1, 3):
             torch.set_num_threads(count)
             found.append(
-                (events.conv(x, weight, padding=1), events.weight_grad(events.scan(x), x.shape, weight, grad, 1, 1))
+                (passes.conv(x, weight, padding=1), events.weight_grad(events.scan(x), x.shape, weight, grad, 1, 1))
             )
     finally:
         torch.set_num_threads(threads)
@@ -144,58 +144,58 @@ def test_lists_hold_the_active_channels_and_their_values(channels):
 
 def test_values_of_one_add_the_same_bits_as_no_values():
     x, weight = spikes((3, 40, 6, 6), 0.3), torch.randn(8, 40, 3, 3, generator=torch.Generator().manual_seed(1))
-    with_values = events.conv(x, weight, padding=1, events=events.scan(x, values=True))
-    assert torch.equal(with_values, events.conv(x, weight, padding=1))
+    with_values = passes.conv(x, weight, padding=1, events=events.scan(x, values=True))
+    assert torch.equal(with_values, passes.conv(x, weight, padding=1))
 
 
 def test_any_memory_layout_gives_the_same_numbers():
     x, weight = spikes((3, 6, 5, 5), 0.3), torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(1))
-    want = events.conv(x, weight, padding=1)
-    assert torch.equal(events.conv(x.contiguous(), weight, padding=1), want)
+    want = passes.conv(x, weight, padding=1)
+    assert torch.equal(passes.conv(x.contiguous(), weight, padding=1), want)
     last = weight.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(events.conv(x, last, padding=1, packed=events.pack(last)), want)
+    assert torch.equal(passes.conv(x, last, padding=1, packed=events.pack(last)), want)
 
 
 def test_nan_in_the_input_reaches_the_output():
     x = spikes((1, 4, 4, 4), 0.5)
     x[0, 2, 1, 1] = float("nan")
-    assert torch.isnan(events.conv(x, torch.ones(2, 4, 3, 3), padding=1)[0, :, 1, 1]).all()
+    assert torch.isnan(passes.conv(x, torch.ones(2, 4, 3, 3), padding=1)[0, :, 1, 1]).all()
 
 
 def test_what_it_cannot_do_is_said():
     assert "float64" in events.why_not(torch.zeros(1, 1, dtype=torch.float64))
     with pytest.raises(InputError, match="up to 5 x 5"):
-        events.conv(torch.zeros(1, 2, 9, 9), torch.zeros(1, 2, 7, 7))
+        passes.conv(torch.zeros(1, 2, 9, 9), torch.zeros(1, 2, 7, 7))
     with pytest.raises(InputError, match="does not fit"):
-        events.conv(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 3, 3))
+        passes.conv(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 3, 3))
     with pytest.raises(InputError, match="float64"):
         events.scan(torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(InputError, match="takes 3 channels"):
-        events.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 3, 3))
+        passes.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 3, 3))
     with pytest.raises(InputError, match="stride 0"):
-        events.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 3, 3), stride=0)
+        passes.conv(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 3, 3), stride=0)
 
 
 def test_weights_biases_and_events_that_do_not_belong_are_refused():
     x, weight = torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 3, 3)
     for wrong in (weight.double(), weight.to("meta")):
         with pytest.raises(InputError, match=f"a float32 weight on the CPU, got {wrong.dtype} on {wrong.device}"):
-            events.conv(x, wrong)
+            passes.conv(x, wrong)
     with pytest.raises(InputError, match="a float32 bias on the CPU, got torch.float64"):
-        events.conv(x, weight, torch.zeros(5, dtype=torch.float64))
+        passes.conv(x, weight, torch.zeros(5, dtype=torch.float64))
     with pytest.raises(InputError, match=r"takes a bias \(5,\), got \(3,\)"):
-        events.conv(x, weight, torch.zeros(3))
+        passes.conv(x, weight, torch.zeros(3))
     with pytest.raises(InputError, match="events of 16 rows of 3 channels are not those"):
-        events.conv(x, weight, events=events.scan(x[:1]))
+        passes.conv(x, weight, events=events.scan(x[:1]))
     with pytest.raises(InputError, match="events of 32 rows of 2 channels are not those"):
-        events.conv(x, weight, events=events.scan(x[:, :2]))
+        passes.conv(x, weight, events=events.scan(x[:, :2]))
 
 
 def test_lists_are_saved_tensors_that_hooks_see():
     x, weight = spikes((2, 16, 5, 5), 0.3), torch.randn(4, 16, 3, 3).requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda a: kept.append(a.shape) or a, lambda a: a):
-        events.conv(x, weight, padding=1)
+        passes.conv(x, weight, padding=1)
     assert kept == [weight.shape, (50, 1, 16), (50, 1)]
 
 

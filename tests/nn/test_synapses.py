@@ -14,7 +14,17 @@ from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here
 from mpd_agl.kernels import events as kernel
 from mpd_agl.models import create_model
-from mpd_agl.nn import SparseConv2d, SparseLinear, SpikingBlock, fold, handoff, over_time, sparse_layers, synapses
+from mpd_agl.nn import (
+    Choice,
+    SparseConv2d,
+    SparseLinear,
+    SpikingBlock,
+    fold,
+    handoff,
+    over_time,
+    sparse_layers,
+    synapses,
+)
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -223,25 +233,61 @@ def test_a_folded_network_gives_the_dense_ones_logits():
         assert copy.deepcopy(layer)._packed is None
 
 
-def test_auto_takes_the_faster_and_keeps_its_choice(monkeypatch):
-    times = iter([3.0, 1.0] * 3 + [1.0, 2.0] * 3 + [5.0, 1.0] * 3)
+def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
+    def tried(forward, gradients=(), scan=4.0):  # the least of three tries counts
+        return [*forward, *gradients] * 2 + [2 * t for t in (*forward, *gradients)] + [scan] * 3
+
+    evaluation = tried((9.0, 1.0))
+    training = tried((9.0, 8.0), (3.0, 2.0, 7.0))  # two passes by events save 2 ms, and their lists cost 4
+    later = tried((9.0, 1.0), (3.0, 4.0, 7.0))
+    times = iter(evaluation + training + later)
     monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(times))[1])
     layer = SparseConv2d(16, 8, 3, padding=1, bias=False, conv="auto")
     x = spikes(2, 16, 6, 6)
     with torch.no_grad():
         layer(x)
-    assert (layer.choice.taken, layer.choice.speed_up, layer.choice.training) == ("event", 3.0, False)
+    assert (layer.choice.taken, layer.choice.lists_ms) == ({"forward": "event"}, 4.0)
+    assert (layer.choice.speed_up, layer.choice.training) == (9 / (1 + 4), False)
     assert layer.choice.rate == pytest.approx(float(x.mean()))
-    layer(x)  # the first training call measures with the weight gradient
-    assert (layer.choice.taken, layer.choice.training) == ("dense", True)
+    layer(x)  # the first training call measures the gradients too
+    assert layer.choice.taken == {"forward": "dense", "weight_grad": "dense", "input_grad": "dense"}
+    assert (layer.choice.speed_up, layer.choice.training) == (1.0, True)
     layer.every = 3
     layer(x)
     layer(x)
     with torch.no_grad():
         layer(x)  # evaluation follows training's choice and does not count
-    assert layer.choice.taken == "dense"
+    assert layer.choice.taken["forward"] == "dense"
     layer(x)
-    assert layer.choice.taken == "event"
+    assert layer.choice.taken == {"forward": "event", "weight_grad": "dense", "input_grad": "dense"}
+    assert layer.choice.speed_up == (9 + 3 + 7) / (1 + 4 + 3 + 7)
+    assert next(times, None) is None
+
+
+@pytest.mark.parametrize(
+    "taken", [("winograd", "event", "winograd"), ("dense", "winograd", "dense"), ("event", "dense", "winograd")]
+)
+def test_a_choice_of_ways_computes_the_same_layer(taken):
+    ms = {"forward": {"dense": 1.0}, "weight_grad": {"dense": 1.0}, "input_grad": {"dense": 1.0}}
+    taken = dict(zip(ms, taken, strict=True))
+    layer = SparseConv2d(16, 32, 3, padding=1, conv="auto")
+    layer.choice = Choice(0.5, {n: {taken[n]: 1.0, **found} for n, found in ms.items()}, 0.0, taken)
+    layer.every = 0
+    x, y = spikes(2, 16, 6, 6).requires_grad_(), spikes(2, 16, 6, 6).double().requires_grad_()
+    exact = copy.deepcopy(layer).double()
+    out, want = layer(x), exact(y)
+    g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(out, (x, layer.weight, layer.bias), g)
+    wanted = torch.autograd.grad(want, (y, exact.weight, exact.bias), g.double())
+    for a, b in zip((out, *found), (want, *wanted), strict=True):
+        assert torch.allclose(a.double(), b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(layer(x), out)
+
+
+def test_a_choice_that_was_never_measured_is_refused():
+    with pytest.raises(ValueError, match="a choice of"):
+        Choice(0.5, {"forward": {"dense": 1.0}}, 0.0, {"forward": "event"})
 
 
 def test_other_dtypes_and_autocast_take_the_dense_layer():

@@ -50,8 +50,11 @@ def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock:
     kept = (tmp_path / "whole" / convs.FILE).read_text()
     measured = json.loads(kept)
     assert [m["step"] for m in measured] == [0, 2, 6]
-    assert {c["taken"] for m in measured for c in m["layers"].values()} == {"dense", "event"}
-    assert all(c["training"] and 0 <= c["rate"] <= 1 for m in measured for c in m["layers"].values())
+    choices = [c for m in measured for c in m["layers"].values()]
+    assert (
+        {c["taken"]["forward"] for c in choices} == {c["taken"]["weight_grad"] for c in choices} == {"dense", "event"}
+    )
+    assert all(0 <= c["rate"] <= 1 for c in choices)
     assert json.loads((tmp_path / "whole" / "record.json").read_text())["convs"] == measured
     clock.steps.clear()
     path = tmp_path / "run"

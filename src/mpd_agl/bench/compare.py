@@ -15,6 +15,7 @@ from mpd_agl.bench.contenders import CONTENDERS, UNCHECKED, check, why_not
 from mpd_agl.bench.setting import Setting
 from mpd_agl.errors import InputError
 
+AUTO = "native+auto"
 Note = Callable[[str], None]
 ROUND_S, QUICK_ROUND_S = 1.5, 0.3
 MOST_UNITS = 20
@@ -115,6 +116,7 @@ def compare(
         "rounds": rounds,
         "contenders": {n: summary(p, setting.batch, agreement[n]) for n, p in running.items()},
         "ratios": ratios(running, agreement),
+        "ratios_auto": ratios(running, agreement, AUTO) if AUTO in running else None,
         "left_out": left_out,
         **provenance(),
         "load_before": load,
@@ -158,9 +160,9 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
     }
 
 
-def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "native") -> dict[str, Any]:
     """Each contender's time over the base's, round by round: the median and the range; only where outputs agree."""
-    base = "native" if "native" in running else next(iter(running))
+    base = base if base in running else next(iter(running))
     per_round = {n: [statistics.median(times) for times in p.rounds] for n, p in running.items()}
     found: dict[str, Any] = {}
     for name, process in running.items():

@@ -16,7 +16,7 @@ from mpd_agl.bench.setting import Setting
 from mpd_agl.errors import unknown_name
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network, create_model
-from mpd_agl.nn import TdBatchNorm, fold
+from mpd_agl.nn import TdBatchNorm, fold, sparse_layers
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import build_optimizer
 
@@ -37,6 +37,9 @@ CONTENDERS = {
     c.name: c
     for c in (
         Contender("native", "ours, C++ kernels; inference with tdBN folded"),
+        Contender(
+            "native+auto", "ours with conv=auto: each pass of a convolution dense, event-driven or in Winograd's form"
+        ),
         Contender("compiled", "ours through torch.compile; inference as one graph, tdBN folded"),
         Contender("eager", "ours in plain PyTorch; inference with tdBN folded"),
         Contender("native+recompute", "ours, stages computed again in the backward pass", works=("train",)),
@@ -48,11 +51,13 @@ CONTENDERS = {
         Contender("convs", "the network's convolutions alone, each in its faster memory format"),
     )
 }
+OPTIONS: dict[str, dict[str, Any]] = {"": {}, "recompute": {"recompute": True}, "auto": {"conv": "auto"}}
+"""What stands behind the + of a name."""
 UNCHECKED = ("ann", "convs")
 """Not our function: nothing to compare."""
 DEFAULT = {
-    "train": ("native", "spikingjelly", "snntorch", "ann", "convs", "eager"),
-    "infer": ("native", "spikingjelly", "snntorch", "ann", "convs", "eager"),
+    "train": ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager"),
+    "infer": ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager"),
 }
 
 
@@ -115,7 +120,9 @@ def timed_network(name: str, setting: Setting) -> nn.Module:
     if name in peers.PEERS:
         return peers.rebuild(network(setting), name)
     backend, _, option = name.partition("+")
-    net = network(setting, backend=backend.partition("-")[0], **({"recompute": True} if option else {}))
+    net = network(setting, backend=backend.partition("-")[0], **OPTIONS[option])
+    for layer in sparse_layers(net).values():
+        layer.choose(layer.conv)  # on the batch that is timed
     if setting.work == "train" or name == "native-unfolded":
         return net
     folded = fold(net)

@@ -21,7 +21,7 @@ from mpd_agl.nn import fold, sparse_layers
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import build_optimizer
 
-OURS = "event-driven (auto)"
+OURS = "auto"
 CONV_OF = {OURS: "auto", "event-driven everywhere": "event", "dense": "dense"}
 ANN, CONVS, PEER = "ANN, batch N", "dense convolutions alone", "SpikingJelly"
 ORDER = (*CONV_OF, ANN, CONVS, PEER)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpd_agl.bench.alternate import alternate, over
 from mpd_agl.bench.compare import Note
-from mpd_agl.kernels import events
+from mpd_agl.kernels import events, passes
 
 Shape = tuple[int, int, int]
 SHAPES: tuple[Shape, ...] = ((128, 32, 32), (256, 16, 64), (512, 8, 128))
@@ -50,8 +50,8 @@ def one_convolution(shape: Shape, rate: float, rounds: int) -> dict[str, Any]:
 
     works = {
         "dense": lambda: torch.conv2d(x, w, None, 1, 1),
-        "event": lambda: events.conv(x, w, padding=1),
-        "event, lists and weights at hand": lambda: events.conv(x, w, padding=1, events=found, packed=packed),
+        "event": lambda: passes.conv(x, w, padding=1),
+        "event, lists and weights at hand": lambda: passes.conv(x, w, padding=1, events=found, packed=packed),
         "scan": lambda: events.scan(x),
         "pack": lambda: events.pack(w),
         "dense weight gradient": dense_grad,
@@ -61,8 +61,8 @@ def one_convolution(shape: Shape, rate: float, rounds: int) -> dict[str, Any]:
         want, want_grad = torch.conv2d(x.double(), w.double(), None, 1, 1), dense_grad(torch.float64)
         dense_off = relative(torch.conv2d(x, w, None, 1, 1), want), relative(dense_grad(), want_grad)
         off = max(
-            relative(events.conv(x, w, padding=1), want),
-            relative(events.conv(x, w, padding=1, events=found, packed=packed), want),
+            relative(passes.conv(x, w, padding=1), want),
+            relative(passes.conv(x, w, padding=1, events=found, packed=packed), want),
         )
         off_grad = relative(events.weight_grad(found, x.shape, w, gy, 1, 1), want_grad)
         times = alternate(works, rounds)

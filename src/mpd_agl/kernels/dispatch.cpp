@@ -3,17 +3,21 @@
 
 #include "events.h"
 #include "native.h"
+#include "winograd.h"
 
 extern "C" const Kernels mpd_agl_kernels_base;
 extern "C" const EventKernels mpd_agl_events_base;
+extern "C" const WinogradKernels mpd_agl_winograd_base;
 #if HAVE_X86_LEVELS
 extern "C" const Kernels mpd_agl_kernels_avx2, mpd_agl_kernels_avx512;
 extern "C" const EventKernels mpd_agl_events_avx2, mpd_agl_events_avx512;
+extern "C" const WinogradKernels mpd_agl_winograd_avx2, mpd_agl_winograd_avx512;
 #endif
 
 namespace {
 const Kernels *chosen = nullptr;
 const EventKernels *chosen_events = nullptr;
+const WinogradKernels *chosen_winograd = nullptr;
 const char *chosen_name = "";
 
 bool use(const char *level) {
@@ -21,16 +25,19 @@ bool use(const char *level) {
     __builtin_cpu_init();
     if (!std::strcmp(level, "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")) {
-        chosen = &mpd_agl_kernels_avx512, chosen_events = &mpd_agl_events_avx512, chosen_name = "avx512";
+        chosen = &mpd_agl_kernels_avx512, chosen_events = &mpd_agl_events_avx512, chosen_winograd = &mpd_agl_winograd_avx512;
+        chosen_name = "avx512";
         return true;
     }
     if (!std::strcmp(level, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        chosen = &mpd_agl_kernels_avx2, chosen_events = &mpd_agl_events_avx2, chosen_name = "avx2";
+        chosen = &mpd_agl_kernels_avx2, chosen_events = &mpd_agl_events_avx2, chosen_winograd = &mpd_agl_winograd_avx2;
+        chosen_name = "avx2";
         return true;
     }
 #endif
     if (!std::strcmp(level, "base")) {
-        chosen = &mpd_agl_kernels_base, chosen_events = &mpd_agl_events_base, chosen_name = "base";
+        chosen = &mpd_agl_kernels_base, chosen_events = &mpd_agl_events_base, chosen_winograd = &mpd_agl_winograd_base;
+        chosen_name = "base";
         return true;
     }
     return false;
@@ -44,6 +51,11 @@ const Kernels *kernels() {
 const EventKernels *events() {
     kernels();
     return chosen_events;
+}
+
+const WinogradKernels *winograd() {
+    kernels();
+    return chosen_winograd;
 }
 }  // namespace
 
@@ -73,4 +85,14 @@ void mpd_agl_event_forward(const Geometry *g, const Events *e, const float *pack
     events()->forward(g, e, packed, bias, y);
 }
 void mpd_agl_event_weight_grad(const Geometry *g, const Events *e, const float *gy, float *dw) { events()->weight_grad(g, e, gy, dw); }
+int64_t mpd_agl_winograd_packed_size(const Geometry *g) { return winograd()->packed_size(g); }
+void mpd_agl_winograd_pack(const Geometry *g, const float *weight, int turned, float *packed) {
+    winograd()->pack(g, weight, turned, packed);
+}
+void mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
+    winograd()->convolve(g, x, packed, bias, y);
+}
+void mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
+    winograd()->weight_grad(g, x, gy, dw);
+}
 }

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
@@ -29,7 +28,7 @@ class _Events(ctypes.Structure):
     )
 
 
-class _Geometry(ctypes.Structure):
+class Geometry(ctypes.Structure):
     """`struct Geometry` of events.h."""
 
     _fields_ = tuple((n, ctypes.c_int64) for n in ("N", "H", "W", "C_in", "OH", "OW", "C_out", "K", "stride", "pad"))
@@ -87,7 +86,7 @@ def _missing() -> str:
     return native.load()[1]
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """(N, C, H, W) or (N, F) as [rows][channels]: a view of channels_last memory, a copy of any other."""
     return x.detach().permute(0, 2, 3, 1).contiguous().flatten(0, 2) if x.dim() == 4 else x.detach().contiguous()
 
@@ -98,7 +97,7 @@ def scan(x: Tensor, *, values: bool = False) -> Events:
     >>> scan(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).index[0, 0, :2].tolist()
     [1, 3]
     """
-    x_RC = _rows(x)
+    x_RC = rows_of(x)
     if (why := why_not(x_RC)) or x.numel() == 0:
         raise InputError(
             f"no active lists for this input: {why or f'it is empty, {tuple(x.shape)}'}. Use conv='dense'."
@@ -112,13 +111,13 @@ def scan(x: Tensor, *, values: bool = False) -> Events:
         values = True
 
 
-def _geometry(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> _Geometry:
+def _geometry(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> Geometry:
     C_out, K = weight.shape[0], weight.shape[2] if weight.dim() == 4 else 1
     N, C_in, H, W = shape if len(shape) == 4 else (shape[0], shape[1], 1, 1)
     if K == 1 and stride == 1 and padding == 0:  # pixels do not mix: one long row
         N, H, W = 1, 1, N * H * W
     OH, OW = ((size + 2 * padding - K) // stride + 1 for size in (H, W))
-    return _Geometry(N, H, W, C_in, OH, OW, C_out, K, stride, padding)
+    return Geometry(N, H, W, C_in, OH, OW, C_out, K, stride, padding)
 
 
 def _out_shape(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> tuple[int, ...]:
@@ -129,7 +128,7 @@ def _out_shape(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> 
     return shape[0], OH, OW, weight.shape[0]
 
 
-def _check(
+def check(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, events: Events | None = None
 ) -> None:
     """What the kernels take for granted."""
@@ -161,7 +160,8 @@ def _check(
         )
 
 
-def _channels_first(y: Tensor) -> Tensor:
+def channels_first(y: Tensor) -> Tensor:
+    """A result in memory order as torch's (N, C, H, W); (N, F) as it is."""
     return y.permute(0, 3, 1, 2) if y.dim() == 4 else y
 
 
@@ -169,7 +169,7 @@ def pack(weight: Tensor) -> Tensor:
     """A weight in the order in which the forward kernel reads it; keep it where the weight does not change."""
     w = weight.detach().permute(0, 2, 3, 1).contiguous() if weight.dim() == 4 else weight.detach().contiguous()
     K = weight.shape[2] if weight.dim() == 4 else 1
-    g = _Geometry(1, K, K, weight.shape[1], 1, 1, weight.shape[0], K, 1, 0)
+    g = Geometry(1, K, K, weight.shape[1], 1, 1, weight.shape[0], K, 1, 0)
     library = native.library()
     packed = torch.empty(library.mpd_agl_event_packed_size(ctypes.byref(g)))
     library.mpd_agl_event_pack(ctypes.byref(g), w.data_ptr(), packed.data_ptr())
@@ -194,19 +194,19 @@ def forward(
     native.library().mpd_agl_event_forward(
         ctypes.byref(g), ctypes.byref(events.struct()), packed.data_ptr(), bias_at, y.data_ptr()
     )
-    return _channels_first(y)
+    return channels_first(y)
 
 
 def weight_grad(events: Events, shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, padding: int) -> Tensor:
     """dL/dweight, in the memory order of a channels_last weight."""
-    g_rows = _rows(grad)
+    g_rows = rows_of(grad)
     C_out, C_in = weight.shape[:2]
     dw = torch.empty((C_out, *weight.shape[2:], C_in))
     g = _geometry(shape, weight, stride, padding)
     native.library().mpd_agl_event_weight_grad(
         ctypes.byref(g), ctypes.byref(events.struct()), g_rows.data_ptr(), dw.data_ptr()
     )
-    return _channels_first(dw)
+    return channels_first(dw)
 
 
 def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, padding: int) -> Tensor:
@@ -228,71 +228,12 @@ def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, pad
     return found[0]
 
 
-class _EventConv(torch.autograd.Function):
-    """Keeps the events, not the input: a byte for each of its floats where all events are 1, five bytes where their values are kept.
-
-    Channels are counted up to a multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        events: Events,
-        stride: int,
-        padding: int,
-        packed: Tensor | None,
-    ) -> Tensor:
-        ctx.save_for_backward(weight, events.index, events.count, events.ones, events.value)
-        ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
-        return forward(events, x.shape, weight, bias, stride, padding, packed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *lists = ctx.saved_tensors
-        where = ctx.shape, weight, grad, ctx.stride, ctx.padding
-        dx = input_grad(*where) if ctx.needs_input_grad[0] else None
-        dw = weight_grad(Events(ctx.shape[1], *lists), *where) if ctx.needs_input_grad[1] else None
-        db = grad.sum([d for d in range(grad.dim()) if d != 1]) if ctx.needs_input_grad[2] else None
-        return dx, dw, db, None, None, None, None
-
-
-def conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: int = 1,
-    padding: int = 0,
-    events: Events | None = None,
-    packed: Tensor | None = None,
-) -> Tensor:
-    """`conv2d(x, weight, bias)` of (N, C, H, W), or `linear` of (N, F), that costs what its events cost.
-
-    `events` are x's, where they are at hand; `packed` is `pack(weight)`, where it is kept.
-
-    >>> x, w = (torch.rand(2, 8, 5, 5) < 0.1).float(), torch.randn(4, 8, 3, 3)
-    >>> torch.allclose(conv(x, w, padding=1), torch.conv2d(x, w, padding=1), atol=1e-5)
-    True
-    """
-    _check(x, weight, bias, stride, padding, events)
-    if torch.compiler.is_compiling():
-        y: Tensor = conv_op(x, weight, bias, stride, padding)
-        return y
-    events = scan(x) if events is None else events
-    out: Tensor = _EventConv.apply(x, weight, bias, events, stride, padding, packed)  # type: ignore[no-untyped-call]
-    return out
-
-
 # As operators, for graphs that torch.compile traces; they scan by themselves.
 
 
 @torch.library.custom_op("mpd_agl::event_conv", mutates_args=())
 def conv_op(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    """See `conv`."""
+    """See `passes.conv`."""
     return forward(scan(x), x.shape, weight, bias, stride, padding)
 
 
@@ -304,12 +245,12 @@ def weight_grad_op(x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding
 
 @conv_op.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    return _channels_first(x.new_empty(_out_shape(x.shape, weight, stride, padding)))
+    return channels_first(x.new_empty(_out_shape(x.shape, weight, stride, padding)))
 
 
 @weight_grad_op.register_fake
 def _(x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int) -> Tensor:
-    return _channels_first(weight.new_empty((weight.shape[0], *weight.shape[2:], weight.shape[1])))
+    return channels_first(weight.new_empty((weight.shape[0], *weight.shape[2:], weight.shape[1])))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -67,6 +67,16 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     for name, count, result in (*events, ("weight_grad", 4, None)):
         function = getattr(library, f"mpd_agl_event_{name}")
         function.restype, function.argtypes = result, [ctypes.c_void_p] * count
+    for name, count in (("convolve", 5), ("weight_grad", 4)):
+        function = getattr(library, f"mpd_agl_winograd_{name}")
+        function.restype, function.argtypes = None, [ctypes.c_void_p] * count
+    pointer = ctypes.c_void_p
+    library.mpd_agl_winograd_packed_size.restype, library.mpd_agl_winograd_packed_size.argtypes = (
+        ctypes.c_int64,
+        [pointer],
+    )
+    library.mpd_agl_winograd_pack.restype = None
+    library.mpd_agl_winograd_pack.argtypes = [pointer, pointer, ctypes.c_int, pointer]
     return library, ""
 
 

@@ -1,23 +1,26 @@
 """Convolutions and linear layers that may skip zeros: the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
 
-`dense` is torch's own, `event` the event-driven one (`kernels.events`), `auto` measures both on the input at hand, with the weight gradient
-in training, and takes the faster; then again after every `every` calls. Both compute the same function in another order of additions, so
-a choice by the clock is not reproducible: `choice` holds it, and a run keeps it (`experiments.convs`).
+`dense` is torch's own, `event` the event-driven one (`kernels.events`), `auto` measures on the input at hand what each of the three passes
+can be computed by (`kernels.passes`: dense, event-driven, Winograd's form) and takes the fastest; then again after every `every` calls. All
+compute the same function in another order of additions, so a choice by the clock is not reproducible: `choice` holds it, and a run keeps
+it (`experiments.convs`).
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.kernels import events as kernel
-from mpd_agl.kernels import native
+from mpd_agl.kernels import events as by_events
+from mpd_agl.kernels import native, passes
 from mpd_agl.kernels.events import MOST_KERNEL
+from mpd_agl.kernels.passes import DENSE, EVENT, PASSES, Ways
 from mpd_agl.nn.handoff import events_of, handed_on
 
 CONVS = ("dense", "event", "auto")
@@ -27,19 +30,46 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` took for a layer, and why: milliseconds of one call, with the weight gradient where `training`."""
+    """What `auto` took for a layer, and why. Of evaluation it holds the forward pass alone."""
 
-    taken: Literal["dense", "event"]
     rate: float
     """Share of inputs that were not zero."""
-    dense_ms: float
-    event_ms: float
-    training: bool
+    ms: dict[str, dict[str, float]]
+    """Milliseconds of one call, of each pass in each way."""
+    lists_ms: float
+    """What an event-driven pass costs besides, once: the scan for the active lists; 0 where the neuron before hands them on."""
+    taken: dict[str, str]
+    """The way of each pass: together the least time."""
+
+    def __post_init__(self) -> None:
+        if any(self.taken[name] not in found for name, found in self.ms.items()) or set(self.ms) - set(PASSES):
+            raise ValueError(f"a choice of {self.taken} among {self.ms}")
+
+    @property
+    def ways(self) -> Ways:
+        """For `kernels.passes`."""
+        return Ways(**self.taken)
+
+    @property
+    def training(self) -> bool:
+        """Whether the gradients were measured too."""
+        return "weight_grad" in self.ms
+
+    def total_ms(self, taken: dict[str, str] | None = None) -> float:
+        """Of all passes together; by default in the ways that were taken."""
+        taken = self.taken if taken is None else taken
+        lists = self.lists_ms if "event" in taken.values() else 0.0
+        return sum(found[taken[name]] for name, found in self.ms.items()) + lists
+
+    @property
+    def dense_ms(self) -> float:
+        """All passes dense."""
+        return self.total_ms(dict.fromkeys(self.ms, "dense"))
 
     @property
     def speed_up(self) -> float:
-        """Dense time over event-driven time."""
-        return self.dense_ms / self.event_ms
+        """All passes dense over what was taken."""
+        return self.dense_ms / self.total_ms()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -63,7 +93,7 @@ class Synapses(nn.Module):
         if conv == "event" and (why := native.load()[1]):
             raise InputError(f"conv 'event' cannot run: {why}, or use conv='dense'.")
         self.conv, self.choice, self.every, self.calls = conv, None, EVERY, 0
-        self._packed: tuple[Any, Tensor, Tensor] | None = None
+        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
 
     conv: str
     choice: Choice | None
@@ -77,29 +107,32 @@ class Synapses(nn.Module):
 
     def synapse(self, x: Tensor) -> Tensor:
         """The layer's output by what is chosen."""
-        taken = "dense" if torch.compiler.is_exporting() else self._taken(x)
-        if taken == "dense":
-            return self.dense(x)
+        ways = DENSE if torch.compiler.is_exporting() else self._ways(x)
+        if not torch.is_grad_enabled():
+            ways = Ways(ways.forward)
         compiling = torch.compiler.is_compiling()
-        return kernel.conv(
+        if ways == DENSE or (compiling and ways.forward != "event"):
+            return self.dense(x)
+        return passes.conv(
             x,
             self.weight,
             self.bias,
             stride=self.events_stride,
             padding=self.events_padding,
-            events=None if compiling else events_of(x),
-            packed=None if compiling else self._pack(),
+            events=events_of(x) if ways.by_events and not compiling else None,
+            packed=None if compiling else self._pack(ways.forward),
+            ways=ways,
         )
 
-    def _taken(self, x: Tensor) -> str:
+    def _ways(self, x: Tensor) -> Ways:
         if self.conv == "dense" or _unable(x):
-            return "dense"
+            return DENSE
         if self.conv == "event":
-            return "event"
+            return EVENT
         if torch.compiler.is_compiling():
-            return "dense" if self.choice is None else self.choice.taken
+            return DENSE if self.choice is None else self.choice.ways
         if self.repeating and self.choice is not None:  # the second time as the first
-            return self.choice.taken
+            return self.choice.ways
         training = torch.is_grad_enabled() and self.weight.requires_grad
         again = self.choice is None or (training and not self.choice.training)
         if training == (self.choice is not None and self.choice.training):
@@ -108,47 +141,46 @@ class Synapses(nn.Module):
         if again:
             self.choice, self.calls = self.measure(x, training), 0
         assert self.choice is not None
-        return self.choice.taken
+        return self.choice.ways
 
     @torch.no_grad()
     def measure(self, x: Tensor, training: bool) -> Choice:
-        """Time both on this input: the least of a few tries."""
-        at_hand = None if handed_on(x) is None else events_of(x)  # the neuron lists them in its own pass
-        x = x.detach()
-        stride, padding = self.events_stride, self.events_padding
-        y = self.dense(x)
-        g = y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+        """Time every way of every pass on this input, the least of a few tries, and take the fastest combination."""
+        lists = events_of(x)
+        scan = None if handed_on(x) is not None else lambda: by_events.scan(x)  # a neuron lists them in its own pass
+        x, stride, padding = x.detach(), self.events_stride, self.events_padding
+        g = self.dense(x)
+        g = g.contiguous(memory_format=torch.channels_last) if g.dim() == 4 else g
+        where = x.shape, self.weight, g, stride, padding
 
-        def dense() -> None:
-            self.dense(x)
-            if training and g.dim() == 4:
-                where = (stride,) * 2, (padding,) * 2, (1, 1), False, (0, 0), 1, (False, True, False)
-                torch.ops.aten.convolution_backward(g, x, self.weight, None, *where)
-            elif training:
-                g.t() @ x
+        def run(name: str, way: str) -> Callable[[], Any]:
+            if name == "forward":
+                packed = self._pack(way)
+                return lambda: passes.forward(way, x, self.weight, self.bias, stride, padding, lists, packed)
+            if name == "weight_grad":
+                return lambda: passes.weight_grad(way, lists if way == "event" else x, *where)
+            return lambda: passes.input_grad(way, *where)
 
-        def event() -> None:
-            found = at_hand or kernel.scan(x)
-            kernel.forward(found, x.shape, self.weight, self.bias, stride, padding, self._pack())
-            if training:
-                kernel.weight_grad(found, x.shape, self.weight, g, stride, padding)
-
-        times = {dense: float("inf"), event: float("inf")}
-        for _ in range(TRIES):
-            for run in (dense, event):
-                times[run] = min(times[run], _ms(run))
-        taken: Literal["dense", "event"] = "event" if times[event] < times[dense] else "dense"
+        known = passes.ways_of(self.weight, stride, padding)
+        measured = {name: known[name] for name in (PASSES if training else PASSES[:1])}
+        runs = {(name, way): run(name, way) for name, ways in measured.items() for way in ways}
+        tries = [{key: _ms(f) for key, f in runs.items()} for _ in range(TRIES)]
+        ms = {name: {way: min(t[name, way] for t in tries) for way in ways} for name, ways in measured.items()}
+        lists_ms = min(_ms(scan) for _ in range(TRIES)) if scan else 0.0
         rate = float(torch.count_nonzero(x)) / x.numel()
-        return Choice(taken, rate, times[dense], times[event], training)
+        choices = [
+            Choice(rate, ms, lists_ms, dict(zip(measured, ways, strict=True))) for ways in product(*measured.values())
+        ]
+        return min(choices, key=Choice.total_ms)
 
-    def _pack(self) -> Tensor | None:
+    def _pack(self, way: str) -> Tensor | None:
         """Of a folded network the packed weights are kept; others may change at any time, those of inference mode unnoticed."""
         if self.weight.requires_grad or self.training or self.weight.is_inference():
             return None
-        key = self.weight.data_ptr(), self.weight._version, native.level()
+        key = way, self.weight.data_ptr(), self.weight._version, native.level()
         if self._packed is None or self._packed[0] != key:
             weight = self.weight.detach()  # held, so that its address is not given to another
-            self._packed = key, weight, kernel.pack(weight)
+            self._packed = key, weight, passes.pack(way, weight)
         return self._packed[2]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,10 +189,10 @@ class Synapses(nn.Module):
 
 def _unable(x: Tensor) -> bool:
     """Whether only the dense layer can take this input: another device or dtype, autocast, no native library, nothing in it."""
-    return bool(kernel.why_not(x)) or torch.is_autocast_enabled("cpu") or x.numel() == 0
+    return bool(by_events.why_not(x)) or torch.is_autocast_enabled("cpu") or x.numel() == 0
 
 
-def _ms(run: Callable[[], None]) -> float:
+def _ms(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
     run()
     return 1e3 * (time.perf_counter() - start)

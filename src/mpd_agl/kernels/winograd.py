@@ -1,0 +1,77 @@
+"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36 (winograd.cpp).
+
+With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices hold 0, 1 and 1/2
+only, so float32 errors stay near those of the direct sum. The input gradient is the same function of the kernel turned round, the weight
+gradient its transpose. float32 in channels_last memory on a CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from mpd_agl.kernels import native
+from mpd_agl.kernels.events import Geometry, channels_first, rows_of
+
+CHANNELS = 16
+MOST_WEIGHTS = 128 * 128
+"""Channel pairs up to which the weight gradient pays: its sums are kept for all 16 points."""
+
+
+def why_not(weight: Tensor, stride: int, padding: int) -> str:
+    """Why this layer has no such form; "" where it has."""
+    if weight.dim() != 4 or weight.shape[2:] != (3, 3) or stride != 1 or padding > 2:
+        return f"it takes 3x3 kernels of stride 1, and the weight is {tuple(weight.shape)} with stride {stride}"
+    if weight.shape[0] % CHANNELS or weight.shape[1] % CHANNELS:
+        return f"it takes channels in multiples of {CHANNELS}, and the weight is {tuple(weight.shape)}"
+    return ""
+
+
+def _geometry(shape: torch.Size | tuple[int, ...], channels: int, padding: int) -> Geometry:
+    N, C_in, H, W = shape
+    return Geometry(N, H, W, C_in, H + 2 * padding - 2, W + 2 * padding - 2, channels, 3, 1, padding)
+
+
+def pack(weight: Tensor, *, turned: bool = False) -> Tensor:
+    """The transform of a weight (C_out, C_in, 3, 3), for `forward`; turned round and with its channels exchanged, for `input_grad`."""
+    w = weight.detach().permute((0, 2, 3, 1) if turned else (1, 2, 3, 0)).contiguous()
+    g = _geometry((1, w.shape[0], 3, 3), w.shape[3], 1)
+    library = native.library()
+    packed = torch.empty(library.mpd_agl_winograd_packed_size(ctypes.byref(g)))
+    library.mpd_agl_winograd_pack(ctypes.byref(g), w.data_ptr(), int(turned), packed.data_ptr())
+    return packed
+
+
+def _convolve(x: Tensor, channels: int, packed: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    g = _geometry(x.shape, channels, padding)
+    rows, y = rows_of(x), torch.empty(g.N, g.OH, g.OW, channels)
+    bias = None if bias is None else bias.detach().contiguous()
+    bias_at = None if bias is None else bias.data_ptr()
+    native.library().mpd_agl_winograd_convolve(
+        ctypes.byref(g), rows.data_ptr(), packed.data_ptr(), bias_at, y.data_ptr()
+    )
+    return channels_first(y)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, packed: Tensor | None = None) -> Tensor:
+    """`conv2d(x, weight, bias, padding=padding)`.
+
+    >>> x, w = torch.randn(2, 16, 5, 5), torch.randn(16, 16, 3, 3)
+    >>> torch.allclose(forward(x, w, None, 1), torch.conv2d(x, w, padding=1), atol=1e-4)
+    True
+    """
+    return _convolve(x, weight.shape[0], pack(weight) if packed is None else packed, bias, padding)
+
+
+def input_grad(weight: Tensor, grad: Tensor, padding: int) -> Tensor:
+    """dL/dx."""
+    return _convolve(grad, weight.shape[1], pack(weight, turned=True), None, 2 - padding)
+
+
+def weight_grad(x: Tensor, weight: Tensor, grad: Tensor, padding: int) -> Tensor:
+    """dL/dweight, in the memory order of a channels_last weight."""
+    C_out, C_in = weight.shape[:2]
+    g = _geometry(x.shape, C_out, padding)
+    rows, g_rows, dw = rows_of(x), rows_of(grad), torch.empty(C_out, 3, 3, C_in)
+    native.library().mpd_agl_winograd_weight_grad(ctypes.byref(g), rows.data_ptr(), g_rows.data_ptr(), dw.data_ptr())
+    return channels_first(dw)
