@@ -121,8 +121,10 @@ def timed_network(name: str, setting: Setting) -> nn.Module:
         return peers.rebuild(network(setting), name)
     backend, _, option = name.partition("+")
     net = network(setting, backend=backend.partition("-")[0], **OPTIONS[option])
-    for layer in sparse_layers(net).values():
-        layer.choose(layer.conv)  # on the batch that is timed
+    if option == "auto":
+        net.load_state_dict(network(setting).state_dict())  # running statistics to the bit
+        for layer in sparse_layers(net).values():
+            layer.choose("auto")  # on the batch that is timed
     if setting.work == "train" or name == "native-unfolded":
         return net
     folded = fold(net)
