@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every record behind docs/performance.md, then the page. A record that is there is kept: delete it to measure again, or run this again
-# after an interruption. Wants a quiet machine, `pip install -e .[bench]`, and about 25 minutes on two cores.
+# after an interruption. Wants a quiet machine, `pip install -e .[bench]`, and about 40 minutes on two cores.
 #   tools/measure_performance.sh [THREADS]
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,14 +16,14 @@ measure() { # NAME WORK OPTIONS...
     $agl bench "$@" --threads "$threads" -o "$folder/$name.json"
 }
 
-measure train-narrow train --batch 100 --contenders native native+recompute compiled eager spikingjelly snntorch ann ann-compiled convs
-measure train-full train --width 1 --batch 16 --rounds 3 --contenders native spikingjelly ann convs
-measure train-vggsnn train --model vggsnn --width 0.25 --T 10 --batch 16 --contenders native native+recompute spikingjelly snntorch ann convs
-measure infer-narrow infer --batch 64 --contenders native native-unfolded compiled eager spikingjelly snntorch ann ann-compiled convs
-measure infer-full infer --width 1 --batch 64 --rounds 3 --contenders native spikingjelly ann convs
+measure train-narrow train --batch 100 --contenders native native+auto native+recompute compiled eager spikingjelly snntorch ann ann-compiled convs
+measure train-full train --width 1 --batch 16 --rounds 3 --contenders native native+auto spikingjelly ann convs
+measure train-vggsnn train --model vggsnn --width 0.25 --T 10 --batch 16 --contenders native native+auto native+recompute spikingjelly snntorch ann convs
+measure infer-narrow infer --batch 64 --contenders native native+auto native-unfolded compiled eager spikingjelly snntorch ann ann-compiled convs
+measure infer-full infer --width 1 --batch 64 --rounds 3 --contenders native native+auto spikingjelly ann convs
 # a sweep continues where it stopped; it is complete when its last point is there
-$agl bench growth --threads "$threads" --quick -o "$folder/growth-train.json"
-$agl bench growth --growth-work infer --axes batch --threads "$threads" --quick -o "$folder/growth-infer.json"
+$agl bench growth --threads "$threads" --quick --contenders native native+auto spikingjelly ann -o "$folder/growth-train.json"
+$agl bench growth --growth-work infer --axes batch --threads "$threads" --quick --contenders native native+auto spikingjelly ann -o "$folder/growth-infer.json"
 # a trained network: the demo at T=4 (about 2 minutes), its paths to an answer
 run=${TMPDIR:-/tmp}/mpd-agl-performance
 if [ ! -f "$folder/evaluate-early.json" ]; then
