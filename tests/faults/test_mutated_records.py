@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mpd_agl.cli.runs import read_row
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import training
+from mpd_agl.experiments import resuming, training
 from mpd_agl.experiments.resolve import read_toml, resolve, to_toml
 from mpd_agl.experiments.trained import load_run
 from mpd_agl.interop import import_weights
@@ -124,7 +124,7 @@ def test_config_text(place: Path, content: bytes) -> None:
     path.write_bytes(content)
     table = or_one_sentence(path, read_toml, path)
     if table is not None:
-        config = or_one_sentence(path, training._resolve, table, path)
+        config = or_one_sentence(path, resuming.resolve_file, table, path)
         assert config is None or resolve(config.model_dump(mode="json")) == config
 
 
@@ -247,7 +247,7 @@ def test_state(stopped: Path, restorer: Any, data: st.DataObject) -> None:
     if mutated.get("rng") == {k: str(v)[:20] for k, v in whole.state["rng"].items()}:
         mutated["rng"] = whole.state["rng"]
     at = checkpoint.Checkpoint(whole.at, whole.tensors, mutated)
-    offset = or_one_sentence(whole.at.folder, training._restore, restorer.trainer, at, restorer.folder)
+    offset = or_one_sentence(whole.at.folder, resuming.restore, restorer.trainer, at, restorer.folder)
     assert offset is None or offset >= 0
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mpd_agl.data.loader import Loader
 from mpd_agl.data.share import share
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import training
+from mpd_agl.experiments import resuming, training
 from mpd_agl.kernels import Replicas
 from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
@@ -123,7 +123,7 @@ def runs(folder: Path) -> Any:
         stopped(tiny(UNEVEN), folder / "stopped-1", ranks, by=1, at=6),
     ]
     nan = poisoned(folder / "nan", ranks, at=2)
-    again = [training.began_in_this_launch(folder / "two", ranks), training.began_in_this_launch(folder / "one", ranks)]
+    again = [resuming.began_in_this_launch(folder / "two", ranks), resuming.began_in_this_launch(folder / "one", ranks)]
     resumed = training.resume(folder / "from-one", {}, Silent(), ranks=ranks).status  # one process began it
     training.resume(folder / "stopped-1", {}, Silent(), ranks=ranks)
     return {"worst": worst, "ends": ends, "nan": nan, "again": again, "resumed": resumed}

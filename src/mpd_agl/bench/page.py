@@ -198,8 +198,9 @@ def grown(record: dict[str, Any], figure: str) -> list[str]:
 
 
 def machine(records: dict[str, dict[str, Any]]) -> str:
-    """What the numbers were measured on; every kind of machine, commit and load that the records name."""
-    described = []
+    """What the numbers were measured on; every machine and commit that the records name, those with peers where there are some."""
+    described: list[str] = []
+    alone: list[str] = []
     for record in records.values():
         if "hardware" not in record:
             continue
@@ -208,10 +209,12 @@ def machine(records: dict[str, dict[str, Any]]) -> str:
             f"{n} {v[n]}" for n in ("spikingjelly", "snntorch") if v.get(n, "not installed") != "not installed"
         )
         commit = (record["code"]["commit"] or "unknown")[:9] + (", files changed" if record["code"]["changed"] else "")
-        described.append(
-            f"{h['cpu']}, {h['cores']} cores, {h['memory_gb']} GB, torch {v['torch']}, {peers}; commit {commit}"
-        )
-    return "; ".join(dict.fromkeys(described))
+        what = f"{h['cpu']}, {h['cores']} cores, {h['memory_gb']} GB, torch {v['torch']}"
+        if peers:
+            described.append(f"{what}, {peers}; commit {commit}")
+        else:
+            alone.append(f"{what}; commit {commit}")
+    return "; ".join(dict.fromkeys(described or alone))
 
 
 def loads(records: dict[str, dict[str, Any]]) -> str:
@@ -266,13 +269,15 @@ def answers(records: dict[str, dict[str, Any]], where: str) -> list[str]:
 def write_page(folder: Path, out: Path) -> None:
     """Read the records, draw the figures beside them, write the page."""
     records = read(folder)
-    comparisons = {n: r for n, r in records.items() if "ratios" in r}
+    order = list(SETTINGS)
+    named = sorted(records, key=lambda n: (order.index(n) if n in order else len(order), n))
+    comparisons = {n: records[n] for n in named if "ratios" in records[n]}
     sweeps = {n: r for n, r in records.items() if "points" in r}
     where = os.path.relpath(folder, out.parent)
     lines = [
         "# Performance",
         "",
-        f"Measured on: {machine(records)}. Load average before each measurement: {loads(records)}.",
+        f"Measured on: {machine(records)}. Load average before each measurement, the last one's own included: {loads(records)}.",
         "",
         "Every contender runs in its own process and best setting; rounds alternate; a ratio is the median over rounds of times",
         "from the same round, its range in brackets. All load the same weights, and no ratio is given where their outputs differ",
@@ -286,6 +291,9 @@ def write_page(folder: Path, out: Path) -> None:
         "fastest of three ways: dense, event-driven ([events.md](events.md)), in Winograd's form. Bold: not reached.",
         "",
         *target_table(records),
+        "",
+        "Where `auto` misses, the layers are narrow (16 to 64 channels): lists are short, Winograd's transforms weigh more, and what no way",
+        "of convolution touches (tdBN, neurons, the framework's own time per layer) is a larger share of the step.",
         "",
         "## Comparisons",
         "",

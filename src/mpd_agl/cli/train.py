@@ -118,7 +118,8 @@ def _prepare_resume(options: Options, free: bool) -> Task:
 
 def _train(task: Task) -> int:
     """Start or resume, on this process or as one of several, and tell how it ended."""
-    from mpd_agl.experiments.training import began_in_this_launch, resume, start
+    from mpd_agl.experiments.resuming import began_in_this_launch
+    from mpd_agl.experiments.training import resume, start
     from mpd_agl.train.console import Mute, build_display, duration
     from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
     from mpd_agl.train.signals import EXIT_SAVED, Stopped

@@ -33,7 +33,7 @@ class ModelConfig(Section):
     backend: Literal["auto", "native", "compiled", "eager"] = "auto"
     """Implementation of the fused step."""
     conv: Literal["dense", "event", "auto"] = "dense"
-    """Synapses behind the first layer: dense, event (zeros are skipped), or auto: the faster of both, measured now and then and kept."""
+    """Synapses behind the first layer: dense, event (zeros are skipped), or auto: each pass's fastest way, measured now and then, kept."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     recompute: bool = False

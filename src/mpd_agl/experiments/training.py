@@ -1,9 +1,8 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
 import hashlib
-import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from mpd_agl.experiments import build
 from mpd_agl.experiments.compiling import compile_first
 from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.experiments.convs import ConvChoices
-from mpd_agl.experiments.resolve import check_same, flatten, merge, read_toml, resolve, to_toml
+from mpd_agl.experiments.resolve import flatten, to_toml
+from mpd_agl.experiments.resuming import Found, differences, find, restore, sign
 from mpd_agl.experiments.watch import build_watch
 from mpd_agl.kernels import reuse_pages
 from mpd_agl.kernels.native import level
@@ -34,13 +34,11 @@ from mpd_agl.train.distributed import ALONE, Elsewhere, PeerLost, Ranks
 from mpd_agl.train.loop import Job, Trainer
 from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.progress import Progress
-from mpd_agl.train.runfolder import MARK, RunFolder, now
+from mpd_agl.train.runfolder import RunFolder, now
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.trackers import build_trackers
 
 ENERGY_SAMPLES = 256
-LAUNCH = ".launch"
-"""The file of a run's folder that names the launch which runs it."""
 
 
 @dataclass(frozen=True)
@@ -54,37 +52,6 @@ class Plan:
     net: Network
     backend: str
     ranks: Ranks
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a run to be continued has left: its configuration, its last record, its newest whole checkpoint."""
-
-    config: RunConfig
-    record: RunRecord | None
-    saved: checkpoint.Checkpoint | None
-
-    def to_bytes(self) -> tuple[bytes, bytes]:
-        """For the other ranks: JSON and tensors."""
-        saved = self.saved
-        about = {
-            "config": self.config.model_dump(mode="json"),
-            "record": self.record.to_dict() if self.record else None,
-            "at": list(saved.at) if saved else None,
-            "state": saved.state if saved else None,
-        }
-        return json.dumps(about).encode(), checkpoint.pack_groups(saved.tensors) if saved else b""
-
-    @classmethod
-    def from_bytes(cls, about: bytes, tensors: bytes) -> "Found":
-        """What rank 0 has sent."""
-        told = json.loads(about)
-        record = RunRecord(**told["record"]) if told["record"] else None
-        saved = None
-        if told["at"]:
-            at = checkpoint.Position(*told["at"])
-            saved = checkpoint.Checkpoint(at, checkpoint.unpack_groups(tensors), told["state"])
-        return cls(resolve(told["config"]), record, saved)
 
 
 def plan(config: RunConfig, threads: int = 0, ranks: Ranks = ALONE) -> Plan:
@@ -110,26 +77,10 @@ def start(
     """Train from the beginning, in a new run folder."""
     made = plan(config, ranks=ranks)
     with RunFolder.create(path, overwrite=overwrite) if ranks.first else Elsewhere(path) as folder:
-        _sign(folder, ranks)
+        sign(folder, ranks)
         folder.write(folder.config, to_toml(config).encode())
         folder.log("started")
         return _train(made, folder, display)
-
-
-def _sign(folder: RunFolder, ranks: Ranks) -> None:
-    """Leave the launch's name in the folder."""
-    if ranks.launch:
-        folder.write(folder.path / LAUNCH, ranks.launch.encode())
-    elif ranks.first:
-        (folder.path / LAUNCH).unlink(missing_ok=True)
-
-
-def began_in_this_launch(path: Path, ranks: Ranks) -> bool:
-    """Whether the run there was started by this launch, which has restarted its processes since: it is then to be continued."""
-    mine = False
-    if ranks.first and ranks.launch and (path / MARK).is_file() and (path / LAUNCH).is_file():
-        mine = (path / LAUNCH).read_bytes() == ranks.launch.encode()
-    return bool(ranks.most(mine))
 
 
 def resume(
@@ -140,11 +91,11 @@ def resume(
     `restarted`: a launcher does it by itself; a run that has failed, not been killed, would only fail again.
     """
     with RunFolder.open(path) if ranks.first else Elsewhere(path) as folder:
-        parts = _find(folder, changes, display, restarted).to_bytes() if ranks.first and ranks.world > 1 else (b"", b"")
+        parts = find(folder, changes, display, restarted).to_bytes() if ranks.first and ranks.world > 1 else (b"", b"")
         if ranks.world > 1:
             found = Found.from_bytes(*(ranks.from_first(part) for part in parts))
         else:
-            found = _find(folder, changes, display, restarted)
+            found = find(folder, changes, display, restarted)
         config, record, saved = found.config, found.record, found.saved
         if record is not None and record.status == "finished":
             return record
@@ -154,58 +105,10 @@ def resume(
             _check_same_backend(record, made)
             with records.reading(path):
                 build.check_same_data(record.data, build.data_facts(made.train, made.test))
-        _sign(folder, ranks)
+        sign(folder, ranks)
         folder.write(folder.config, to_toml(config).encode())
         folder.log(f"resumed at step {saved.at.step if saved else 0}")
         return _train(made, folder, display, saved, record)
-
-
-def _resolve(table: dict[str, Any], place: Path) -> RunConfig:
-    """The checked configuration of a file; its mistakes name the file."""
-    try:
-        return resolve(table)
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
-
-
-def _find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> Found:
-    path = folder.path
-
-    def note(text: str) -> None:
-        folder.log(text)
-        display.note(text)
-
-    table = read_toml(folder.config)
-    own = _resolve(table, folder.config)
-    config = resolve(merge(table, changes), given=flatten(changes)) if changes else own
-    record = _record_of(folder, note)
-    if record is not None:
-        check_same(_resolve(record.config, folder.record), own, f"{folder.config} is not what run {path} began with")
-    check_same(own, config)
-    if record is not None and record.status == "finished":
-        return Found(config, record, None)
-    if restarted and record is not None and record.status == "failed":
-        raise InputError(f"not started again, for it would fail again: {record.failure}")
-    checkpoint.clean(folder.checkpoints)
-    saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
-    if saved is None:
-        if aside := checkpoint.set_aside(folder.checkpoints):
-            raise InputError(
-                f"run {path} cannot be continued: every checkpoint is damaged, set aside in {folder.checkpoints} "
-                f"({', '.join(aside)}). Bring one back from a copy, or start anew: mpd-agl train --config {folder.config} "
-                f"--runs-dir {path.parent} --name {path.name} --overwrite."
-            )
-        note("there is no checkpoint yet: the run starts from its beginning.")
-    return Found(config, record, saved)
-
-
-def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | None:
-    """What the run's last process left; a torn record is told and does without: checkpoints know which run they are of."""
-    try:
-        return records.read_record(folder.record) if folder.record.is_file() else None
-    except records.TornRecord as error:
-        note(str(error).replace("Resume the run to write it anew.", "It is written anew."))
-        return None
 
 
 def _check_same_backend(record: RunRecord, made: Plan) -> None:
@@ -217,41 +120,12 @@ def _check_same_backend(record: RunRecord, made: Plan) -> None:
         )
 
 
-def _differences(before: RunRecord, now: RunRecord) -> list[str]:
-    """What computes with other roundings than in the run's last process, where both are known."""
-    pairs = [
-        ("the native kernels' SIMD level", before.hardware.get("simd"), now.hardware.get("simd")),
-        ("torch's CPU kernels", before.hardware.get("torch_kernels"), now.hardware.get("torch_kernels")),
-        ("the number of processes", before.hardware.get("processes"), now.hardware.get("processes")),
-        ("the device", before.hardware.get("device"), now.hardware.get("device")),
-        ("torch", before.versions.get("torch"), now.versions.get("torch")),
-        ("mpd-agl", before.versions.get("mpd-agl"), now.versions.get("mpd-agl")),
-    ]
-    return [f"{what} was {old} and is {new}" for what, old, new in pairs if None not in (old, new) and old != new]
-
-
 def _digest(made: Plan) -> str:
     """Of all that the weights follow from: configuration, backend, samples."""
     fixed = {k: v for k, v in flatten(made.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
     facts = build.data_facts(made.train, made.test)
     data = {split: {k: v for k, v in facts[split].items() if k != "source"} for split in ("train", "test")}
     return hashlib.sha256(records.canonical([fixed, made.backend, data])).hexdigest()
-
-
-def _restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -> int:
-    """Continue from a checkpoint that is whole, or say in a sentence that it is not this run's; where its metrics end."""
-    try:
-        trainer.restore(saved)
-        offset = saved.state["metrics_bytes"]
-        if not isinstance(offset, int) or offset < 0:
-            raise TypeError(f"metrics_bytes is {offset!r}")
-        return offset
-    except (InputError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        reason = (f"{error} is missing" if isinstance(error, KeyError) else str(error)).partition("\n")[0].strip(" .:")
-        raise InputError(
-            f"the checkpoint {folder.checkpoints / saved.at.folder} is whole and not of this run ({reason[:200]}). "
-            "Nothing was changed; take it out of the folder, or bring back the run's own."
-        ) from error
 
 
 def _train(
@@ -290,7 +164,7 @@ def _train(
         differences=list(before.differences) if before else [],
         clock={"started": before.clock.get("started", now()) if before else now()},
     )
-    if before is not None and (changed := _differences(before, record)):
+    if before is not None and (changed := differences(before, record)):
         text = f"resumed under other conditions: {'; '.join(changed)}. The bytes may differ from an undisturbed run's."
         folder.log(text)
         display.note(text)
@@ -326,7 +200,7 @@ def _train(
         )
     )
     try:
-        if folder.start_metrics(_restore(trainer, saved, folder) if saved else 0):
+        if folder.start_metrics(restore(trainer, saved, folder) if saved else 0):
             display.note(f"{folder.path / 'metrics.jsonl'} is shorter than it was: events before this are lost.")
     except InputError:
         trackers.close()

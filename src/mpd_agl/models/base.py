@@ -40,7 +40,7 @@ class NetworkOptions:
     """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
     backend: str = "auto"
     conv: str = "dense"
-    """Synapses behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the faster of both as measured."""
+    """Synapses behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the fastest way of each pass as measured."""
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
     recompute: bool = False
