@@ -128,3 +128,50 @@ def test_what_it_does_not_take():
         passes.conv(torch.zeros(1, 16, 4, 4, dtype=torch.float64), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
     with pytest.raises(InputError, match="does not fit an input"):
         passes.conv(torch.zeros(0, 16, 4, 4), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
+
+
+@pytest.mark.parametrize("ways", [WINOGRAD, passes.EVENT])
+def test_torchs_defaults_do_not_reach_the_kernels(ways):
+    x, weight, bias, grad = tensors(2, 16, 16, 5, 5, 1)
+    leaves = [a.requires_grad_() for a in (x, weight, bias)]
+
+    def run():
+        y = passes.conv(*leaves, padding=1, ways=ways)
+        return [y, *torch.autograd.grad(y, leaves, grad)]
+
+    want = run()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(a.dtype == torch.float32 and torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    x, weight, bias, grad = tensors(2, 16, 16, 5, 5, 1)
+    wrong = [
+        lambda: winograd.forward(x.double(), weight, None, 1),
+        lambda: winograd.forward(x, weight.double(), None, 1),
+        lambda: winograd.forward(torch.cat([x, x], 1), weight, None, 1),
+        lambda: winograd.forward(x, weight, bias[:4], 1),
+        lambda: winograd.forward(x, weight, bias, 1, packed=torch.zeros(100)),
+        lambda: winograd.weight_grad(x, weight, grad[:, :, 1:], 1),
+        lambda: winograd.weight_grad(x[:0], weight, grad[:0], 1),
+        lambda: winograd.input_grad(weight, grad[:, :8], 1),
+    ]
+    for run in wrong:
+        with pytest.raises(InputError, match="Winograd's form takes a float32"):
+            run()
+    with pytest.raises(InputError, match="unknown way of the input_grad pass 'event'"):
+        Ways(input_grad="event")
+
+
+@pytest.mark.parametrize("ways", [WINOGRAD, passes.EVENT, Ways(input_grad="winograd")])
+def test_gradients_of_gradients_are_refused_not_dropped(ways):
+    x, weight, _, _ = tensors(1, 16, 16, 4, 4, 1)
+    y = passes.conv(x.requires_grad_(), weight.requires_grad_(), padding=1, ways=ways)
+    with pytest.raises(InputError, match="create_graph=True"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)

@@ -285,6 +285,48 @@ def test_a_choice_of_ways_computes_the_same_layer(taken):
         assert torch.equal(layer(x), out)
 
 
+@pytest.mark.parametrize("way", ["event", "winograd"])
+def test_a_folded_layer_keeps_its_packed_weight_until_it_changes(way):
+    layer = SparseConv2d(16, 16, 3, padding=1, conv="auto").eval().requires_grad_(False)
+    layer.choice = Choice(0.5, {"forward": {way: 1.0}}, 0.0, {"forward": way})
+    x = spikes(2, 16, 6, 6)
+    with torch.no_grad():
+        first = layer(x)
+        kept = layer._packed[2]
+        assert kept is not None
+        assert torch.equal(layer(x), first)
+        assert layer._packed[2] is kept
+        layer.weight.mul_(2)
+        assert torch.allclose(layer(x) - layer.bias[:, None, None], 2 * (first - layer.bias[:, None, None]), atol=1e-5)
+        assert layer._packed[2] is not kept
+
+
+def test_a_layer_whose_weight_is_frozen_keeps_nothing_for_it(monkeypatch):
+    layer = SparseConv2d(16, 16, 3, padding=1, conv="auto")
+    taken = {"forward": "winograd", "weight_grad": "event", "input_grad": "winograd"}
+    layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
+    layer.weight.requires_grad_(False)
+    monkeypatch.setattr(synapses, "events_of", lambda x: pytest.fail("scanned"))
+    x = spikes(2, 16, 6, 6).requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_lists_end_with_the_spikes_where_no_pass_keeps_them():
+    layer = SparseConv2d(16, 16, 3, padding=1, conv="auto")
+    taken = {"forward": "event", "weight_grad": "winograd", "input_grad": "winograd"}
+    layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
+    block = SpikingBlock(nn.Conv2d(3, 16, 3, padding=1, bias=False), hands_on=True)
+    s = block(torch.randn(2, 2, 3, 6, 6))
+    y = over_time(layer, s)
+    lists = weakref.ref(handoff.handed_on(s).events)
+    assert lists() is not None
+    del s
+    gc.collect()
+    assert lists() is None
+    y.sum().backward()
+
+
 def test_a_choice_that_was_never_measured_is_refused():
     with pytest.raises(ValueError, match="a choice of"):
         Choice(0.5, {"forward": {"dense": 1.0}}, 0.0, {"forward": "event"})

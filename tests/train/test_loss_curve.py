@@ -28,10 +28,13 @@ def curve(backend: str, way: str = "", width: float = 0.0625, **options: bool) -
     torch.manual_seed(0)
     made = {"backend": backend, "conv": "auto" if way else "dense", **options}
     net = create_model("cnn8", width=width, image_size=8, **made).train()
+    taking = 0
     for layer in sparse_layers(net).values() if way else ():
         known = passes.ways_of(layer.weight, layer.events_stride, layer.events_padding)
         taken = {name: way if way in ways else "dense" for name, ways in known.items()}
+        taking += way in taken.values()
         layer.choice, layer.every = Choice(0.0, {n: {w: 0.0} for n, w in taken.items()}, 0.0, taken), 0
+    assert taking >= (4 if way else 0)
     optimizer = build_optimizer(net, OptimConfig(lr=0.1))
     step = Stepper(net, optimizer, build_loss(LossConfig()), device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)

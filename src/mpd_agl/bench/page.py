@@ -15,6 +15,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 
+OURS = ("native", "native+auto")
 NARROW, FULL, VGG = "train-narrow", "train-full", "train-vggsnn"
 
 
@@ -75,12 +76,12 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def measured(target: Target, record: dict[str, Any], ratios: dict[str, Any] | None) -> tuple[str, bool] | None:
-    """The figure and whether it is what was asked; None where the record has no such contender or is of another setting."""
-    if ratios is None or any(record["setting"][k] != v for k, v in SETTINGS[target.record].items()):
+def measured(target: Target, record: dict[str, Any], base: str) -> tuple[str, bool] | None:
+    """Against that one of ours, whether it is what was asked; None where the record lacks one of both or is of another setting."""
+    if any(record["setting"][k] != v for k, v in SETTINGS[target.record].items()):
         return None
-    ratio = ratios["of"].get(target.against)
-    if not ratio or not ratios["base"].startswith("native"):
+    ratios = record["ratios"] if base == "native" else record.get("ratios_auto")
+    if ratios is None or ratios["base"] != base or not (ratio := ratios["of"].get(target.against)):
         return None
     if target.quantity == "memory":
         value = 1 / ratio["peak_memory"]
@@ -105,6 +106,8 @@ def holds_back(target: Target, record: dict[str, Any]) -> str:
     if not convs:
         return "the convolutions were not measured beside it"
     share = convs["time"]
+    if share >= 1:
+        return "the convolutions, which both need, are all of our step within the noise"
     text = f"the convolutions, which both need, are {100 * share:.0f} % of our step"
     if target.against == "convs":
         return f"{100 * (1 - share):.0f} % of our step is tdBN, neurons, pooling, readout and the optimizer"
@@ -129,9 +132,9 @@ def target_table(records: dict[str, dict[str, Any]]) -> list[str]:
         before, after = words[target.quantity]
         asked = f"{before}{target.asked:g}{after}"
         record = records.get(target.record)
-        found = {k: measured(target, record, record.get(k)) if record else None for k in ("ratios", "ratios_auto")}
+        found = {base: measured(target, record, base) if record else None for base in OURS}
         texts = [("not measured" if f is None else f[0] if f[1] else f"**{f[0]}**") for f in found.values()]
-        why, dense = "", found["ratios"]
+        why, dense = "", found["native"]
         if record is None or dense is None:
             why = f"no {target.record}.json" if record is None else "not in the record, or of another setting"
         elif not dense[1]:
@@ -141,7 +144,7 @@ def target_table(records: dict[str, dict[str, Any]]) -> list[str]:
     if "native" in grown:
         low, high = grown["native"][:2]
         cells = []
-        for name in ("native", "native+auto"):
+        for name in OURS:
             if name not in grown:
                 cells.append("not measured")
                 continue
@@ -154,23 +157,23 @@ def target_table(records: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def comparison(record: dict[str, Any]) -> list[str]:
+def comparison(name: str, record: dict[str, Any]) -> list[str]:
     """One record as a table."""
     of = record["ratios"]["of"]
     lines = [
-        f"### {from_dict(record['setting']).title}",
+        f"### {name}: {from_dict(record['setting']).title}; {record['rounds']} rounds",
         "",
         "| contender | time / native | peak / native | ms per image | spread | peak MB | of it the step | first step s |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, c in plot.ordered(record):
-        ratio = of[name]
+    for who, c in plot.ordered(record):
+        ratio = of[who]
         first = f"{ratio['time']:.2f} | {ratio['peak_memory']:.2f}" if ratio else "outputs differ |"
         lines.append(
-            f"| {name}: {c['about']} | {first} | {c['ms_per_image']:.3f} | {c['spread'][0]:.3f} - {c['spread'][1]:.3f} "
+            f"| {who}: {c['about']} | {first} | {c['ms_per_image']:.3f} | {c['spread'][0]:.3f} - {c['spread'][1]:.3f} "
             f"| {c['peak_bytes'] / 1e6:.0f} | {c['step_bytes'] / 1e6:.0f} | {c['first_step_s']:.1f} |"
         )
-    lines += [f"\nLeft out: {name}, {why}." for name, why in record["left_out"].items()]
+    lines += [f"\nLeft out: {who}, {why}." for who, why in record["left_out"].items()]
     return [*lines, ""]
 
 
@@ -181,7 +184,8 @@ def grown(record: dict[str, Any], figure: str) -> list[str]:
     lines = [
         f"### How {what} grows",
         "",
-        f"{s['model']}, around width {s['width']:g}, T={s['num_steps']}, batch {s['batch']} (16 where the width moves).",
+        f"{s['model']}, around width {s['width']:g}, T={s['num_steps']}, batch {s['batch']} (16 where the width moves). Over T in training",
+        "there are five rounds; the other points are quick looks, two short rounds each.",
         "",
         f"![time and memory over T, batch and width]({figure})",
         "",
@@ -282,7 +286,8 @@ def write_page(folder: Path, out: Path) -> None:
         "Every contender runs in its own process and best setting; rounds alternate; a ratio is the median over rounds of times",
         "from the same round, its range in brackets. All load the same weights, and no ratio is given where their outputs differ",
         "(`mpd-agl bench --list` names the contenders, the records say how each was checked). Peers use a fixed surrogate width;",
-        "ours follows the potentials. Every contender keeps its freed pages. Peaks are of whole processes.",
+        "ours follows the potentials. Networks are freshly initialised and fire as they do then. No contender gives freed memory back to",
+        "the system between steps (`--fresh-pages` lets it). Peaks are of whole processes.",
         f"Made by `tools/measure_performance.sh`; records in [{where}]({where}).",
         "",
         "## Targets",
@@ -301,7 +306,7 @@ def write_page(folder: Path, out: Path) -> None:
     for name, record in comparisons.items():
         figure = folder / f"{name}.svg"
         write_atomic(figure, draw.svg_file(plot.bars(record)))
-        lines += [*comparison(record), f"![{from_dict(record['setting']).title}]({where}/{figure.name})", ""]
+        lines += [*comparison(name, record), f"![{from_dict(record['setting']).title}]({where}/{figure.name})", ""]
     if sweeps:
         lines += ["## Growth", ""]
     for name, record in sweeps.items():

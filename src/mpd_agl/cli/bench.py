@@ -35,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--image-size", type=int, default=0, metavar="PX", help="height and width (default: the network's)")
     p.add_argument("--method", default="mpd-agl", help="method of ours (default mpd-agl)")
-    p.add_argument("--contenders", nargs="+", metavar="NAME", help="who runs (default: all but the compiled ones)")
+    p.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="who runs (--list names them; growth: native, spikingjelly)"
+    )
     p.add_argument("--rounds", type=int, help="alternating rounds (default 5; events 7)")
     p.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
     p.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")

@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
         words = [f"{name}={os.environ.get(name, value)}" for name, value in environment.items()]
         print(shlex.join([*words, "torchrun", *arguments]))
         return 0
-    _check(rest[1:], job)
+    _check(rest[1:], job, processes * int(a.nnodes.partition(":")[0]))
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     return _launch(arguments)
@@ -130,15 +130,19 @@ def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
     ]
 
 
-def _check(argv: list[str], job: str) -> None:
+def _check(argv: list[str], job: str, processes: int) -> None:
     """Refuse what every process would refuse, before any is started."""
     from mpd_agl.cli.options import parse
     from mpd_agl.cli.train import prepare
+    from mpd_agl.experiments.config import check_processes
 
     options = parse(argv)
     if surplus := sorted(options.flags & {"help", "dry-run"}):
         raise InputError(f"--{surplus[0]} does not train. Use mpd-agl train --{surplus[0]}, without launch.")
-    path = prepare(options, free=False).path
+    task = prepare(options, free=False)
+    if task.config is not None:
+        check_processes(task.config, processes)
+    path = task.path
     mark = path / ".launch"
     if not (mark.is_file() and mark.read_text() == job):  # else it is this job's run, to be continued
         prepare(options, free=True)

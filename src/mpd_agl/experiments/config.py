@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpd_agl.errors import InputError
 from mpd_agl.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimConfig, Section, TrackConfig
 
 
@@ -114,3 +115,11 @@ FREE_ON_RESUME = (
     "track.project",
 )
 """Fields that a resumed run may change: the weights do not depend on them."""
+
+
+def check_processes(config: RunConfig, count: int) -> None:
+    """Refuse what only one process can run."""
+    if config.model.conv == "auto" and count > 1:
+        raise InputError(
+            f"model.conv auto chooses by one process's clock, got {count} processes. Use event or dense, the same for all."
+        )

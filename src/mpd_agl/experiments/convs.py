@@ -88,6 +88,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         for entry in found:
             for choice in entry["layers"].values():
                 Choice(**choice)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read ({error}). Start a new run with another --name.") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as error:
+        raise InputError(
+            f"{path} is damaged or of another version of mpd-agl ({error}). Start a new run with another --name."
+        ) from None
     return list(found)

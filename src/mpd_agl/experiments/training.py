@@ -17,7 +17,7 @@ from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.experiments import build
 from mpd_agl.experiments.compiling import compile_first
-from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig, check_processes
 from mpd_agl.experiments.convs import ConvChoices
 from mpd_agl.experiments.resolve import flatten, to_toml
 from mpd_agl.experiments.resuming import Found, differences, find, restore, sign
@@ -57,10 +57,7 @@ class Plan:
 def plan(config: RunConfig, threads: int = 0, ranks: Ranks = ALONE) -> Plan:
     """Load the data and build the network."""
     reuse_pages()
-    if config.model.conv == "auto" and ranks.world > 1:
-        raise InputError(
-            f"model.conv auto chooses by one process's clock, got {ranks.world} processes. Use event or dense, the same for all."
-        )
+    check_processes(config, ranks.world)
     device = build.choose_device(ranks.device(config.train.device))
     build.set_up_torch(config, device, threads or config.train.threads)
     backend = build.backend_that_runs(config, device)

@@ -25,7 +25,7 @@ DT = 1e-4
 def nir_graph(net: Network) -> Any:
     """The graph; readout per timestep, the prediction is the mean over T."""
     if find_spec("nir") is None:
-        raise InputError("NIR needs the package nir, which is not installed. Run pip install 'mpd-agl[nir]'.")
+        raise InputError("NIR needs the package nir, which is not installed. Run pip install -e .[nir].")
     if not isinstance(net, ConvNet) or net.options.ann:
         raise InputError(
             f"NIR export knows the plain spiking networks (VGG, CNN-8), got {net.name}. Use --format onnx."

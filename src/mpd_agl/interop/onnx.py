@@ -22,7 +22,7 @@ def check_installed(*packages: str) -> None:
     """A sentence where an extra is missing."""
     if missing := [p for p in packages if find_spec(p) is None]:
         are = "which is" if len(missing) == 1 else "which are"
-        raise InputError(f"ONNX needs {' and '.join(missing)}, {are} not installed. Run pip install 'mpd-agl[onnx]'.")
+        raise InputError(f"ONNX needs {' and '.join(missing)}, {are} not installed. Run pip install -e .[onnx].")
 
 
 def sample(net: Network, frames: bool, count: int = 2, seed: int = 0) -> Tensor:

@@ -64,11 +64,18 @@ class Events:
         return _Events(rows, self.channels, blocks, cap, self.index.data_ptr(), self.count.data_ptr(), ones, value)
 
 
+def floats(*shape: int) -> Tensor:
+    """Room for the kernels' results: float32 on the CPU, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def empty_events(rows: int, channels: int, values: bool) -> Events:
     """Slots to be filled."""
     blocks, cap = -(-channels // BLOCK), BLOCK if channels >= BLOCK else -(-channels // 8) * 8
-    index, count = torch.empty(rows, blocks, cap, dtype=torch.uint8), torch.empty(rows, blocks, dtype=torch.uint8)
-    ones, value = (torch.empty_like(count), torch.empty(rows, blocks, cap)) if values else (None, None)
+    index, count = (
+        torch.empty(*shape, dtype=torch.uint8, device="cpu") for shape in ((rows, blocks, cap), (rows, blocks))
+    )
+    ones, value = (torch.empty_like(count), floats(rows, blocks, cap)) if values else (None, None)
     return Events(channels, index, count, ones, value)
 
 
@@ -171,7 +178,7 @@ def pack(weight: Tensor) -> Tensor:
     K = weight.shape[2] if weight.dim() == 4 else 1
     g = Geometry(1, K, K, weight.shape[1], 1, 1, weight.shape[0], K, 1, 0)
     library = native.library()
-    packed = torch.empty(library.mpd_agl_event_packed_size(ctypes.byref(g)))
+    packed = floats(library.mpd_agl_event_packed_size(ctypes.byref(g)))
     library.mpd_agl_event_pack(ctypes.byref(g), w.data_ptr(), packed.data_ptr())
     return packed
 
@@ -187,7 +194,7 @@ def forward(
 ) -> Tensor:
     """The convolution (or linear layer) of the events of an input of that shape."""
     packed = pack(weight) if packed is None else packed
-    y = torch.empty(_out_shape(shape, weight, stride, padding))
+    y = floats(*_out_shape(shape, weight, stride, padding))
     g = _geometry(shape, weight, stride, padding)
     bias = None if bias is None else bias.detach().contiguous()
     bias_at = None if bias is None else bias.data_ptr()
@@ -201,7 +208,7 @@ def weight_grad(events: Events, shape: torch.Size, weight: Tensor, grad: Tensor,
     """dL/dweight, in the memory order of a channels_last weight."""
     g_rows = rows_of(grad)
     C_out, C_in = weight.shape[:2]
-    dw = torch.empty((C_out, *weight.shape[2:], C_in))
+    dw = floats(C_out, *weight.shape[2:], C_in)
     g = _geometry(shape, weight, stride, padding)
     native.library().mpd_agl_event_weight_grad(
         ctypes.byref(g), ctypes.byref(events.struct()), g_rows.data_ptr(), dw.data_ptr()

@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mpd_agl.errors import InputError
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import events as by_events
 from mpd_agl.kernels import winograd
 from mpd_agl.kernels.events import Events
 
-PASSES = ("forward", "weight_grad", "input_grad")
+KNOWN = {
+    "forward": ("dense", "event", "winograd"),
+    "weight_grad": ("dense", "event", "winograd"),
+    "input_grad": ("dense", "winograd"),
+}
+PASSES = tuple(KNOWN)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Ways:
     def by_events(self) -> bool:
         """Whether a pass needs the active lists."""
         return "event" in (self.forward, self.weight_grad)
+
+    def __post_init__(self) -> None:
+        for name, way in self.to_dict().items():
+            if way not in KNOWN[name]:
+                raise unknown_name(f"way of the {name} pass", way, KNOWN[name])
 
     def to_dict(self) -> dict[str, str]:
         """For JSON."""
@@ -126,13 +135,16 @@ class _Conv(torch.autograd.Function):
             assert events is not None
             ctx.save_for_backward(weight, events.index, events.count, events.ones, events.value)
         else:
-            ctx.save_for_backward(weight, x)
+            ctx.save_for_backward(weight, x.detach())  # lists that were handed on with x go with x
         ctx.where, ctx.ways = (x.shape, stride, padding), ways
         return forward(ways.forward, x, weight, bias, stride, padding, events, packed)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise InputError(
+                "create_graph=True takes gradients of gradients, which only dense convolutions have. Use conv='dense'."
+            )
         weight, *kept = ctx.saved_tensors
         shape, stride, padding = ctx.where
         where = shape, weight, grad, stride, padding

@@ -274,7 +274,7 @@ void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) 
     const int64_t C = g->C_in, O = g->C_out, size = POINTS * C * O;
     const Tiles t(g);
     const int64_t block = most(16, least(BLOCK_BYTES / (POINTS * 4 * (C + O)), 128)), blocks = up(t.count(), block);
-    const int64_t chunks = least(CHUNKS, blocks), per_chunk = up(blocks, chunks);
+    const int64_t chunks = most(1, least(CHUNKS, blocks)), per_chunk = up(blocks, chunks);
     float *sums = allocate(chunks * size);
 #pragma omp parallel
     {

@@ -42,8 +42,9 @@ class Choice:
     """The way of each pass: together the least time."""
 
     def __post_init__(self) -> None:
-        if any(self.taken[name] not in found for name, found in self.ms.items()) or set(self.ms) - set(PASSES):
+        if set(self.taken) != set(self.ms) or any(self.taken[name] not in found for name, found in self.ms.items()):
             raise ValueError(f"a choice of {self.taken} among {self.ms}")
+        Ways(**self.taken)
 
     @property
     def ways(self) -> Ways:
@@ -108,8 +109,8 @@ class Synapses(nn.Module):
     def synapse(self, x: Tensor) -> Tensor:
         """The layer's output by what is chosen."""
         ways = DENSE if torch.compiler.is_exporting() else self._ways(x)
-        if not torch.is_grad_enabled():
-            ways = Ways(ways.forward)
+        if not (torch.is_grad_enabled() and self.weight.requires_grad):  # nothing for a weight gradient nobody asks for
+            ways = Ways(ways.forward, input_grad=ways.input_grad)
         compiling = torch.compiler.is_compiling()
         if ways == DENSE or (compiling and ways.forward != "event"):
             return self.dense(x)

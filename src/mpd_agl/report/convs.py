@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mpd_agl.errors import InputError
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
@@ -16,6 +17,11 @@ def convs(run: Run) -> Section | None:
     layers = last["layers"]
     if not layers:
         return None
+    if any("ms" not in choice for choice in layers.values()):
+        raise InputError(
+            f"run {run.record.name} measured its convolutions with an earlier version of mpd-agl, which kept no times of passes. "
+            "Make its report with that version, or train it again."
+        )
     rows = [_row(n, c) for n, c in layers.items()]
     figure, (axes,) = draw.new(height=3.0)
     for way, colour in (("event", COLOURS[0]), ("winograd", COLOURS[2]), ("dense", COLOURS[7])):
@@ -35,7 +41,7 @@ def convs(run: Run) -> Section | None:
     best = max(layers, key=lambda n: _dense(layers[n]) / _taken(layers[n]))
     gain = _dense(layers[best]) / _taken(layers[best])
     sentence = (
-        f"At step {last['step'] + 1} {len(skipping)} of {len(layers)} layers skipped zeros in a pass; the most was gained in {best}, "
+        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros in a pass; the most was gained in {best}, "
         f"{gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
         f"Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take {sum(map(_dense, layers.values())):.1f} ms."
     )
@@ -50,7 +56,9 @@ def convs(run: Run) -> Section | None:
         "input gradient",
     )
     table = Table(heads, rows, (1, 2, 3, 4))
-    notes = ["One training batch: forward pass and both gradients, each in the fastest of the ways that were measured."]
+    notes = [
+        "One training batch: forward pass and both gradients, each in its fastest way as measured; docs/events.md explains them."
+    ]
     panel = Panel(
         "convs", "Speed-up of a layer over its dense self, over the share of active inputs, a dot per layer", figure
     )
