@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import native
+
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
@@ -11,3 +14,15 @@ def poisoned_memory():
     yield
     torch.utils.deterministic.fill_uninitialized_memory = before
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=native.LEVELS)
+def level(request):
+    """Each SIMD level that this CPU has."""
+    before = native.level()
+    try:
+        native.use_level(request.param)
+    except InputError as error:
+        pytest.skip(str(error))
+    yield request.param
+    native.use_level(before)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, events, native, passes
+from mpd_agl.kernels import backends_here, events, passes
 from tests.kernels import eventsref
 from tests.kernels.cases import difference
 
@@ -79,17 +79,6 @@ def test_forward_and_every_gradient(shape, rate, kind):
 def test_linear_layers(N, F, K, kind):
     g = torch.Generator().manual_seed(1)
     compare(spikes((N, F), 0.2, kind), torch.randn(K, F, generator=g), torch.randn(K, generator=g), 1, 0)
-
-
-@pytest.fixture(params=native.LEVELS)
-def level(request):
-    before = native.level()
-    try:
-        native.use_level(request.param)
-    except InputError as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_level(before)
 
 
 def test_the_documented_order_of_additions_bit_by_bit(level):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, native, passes, winograd
+from mpd_agl.kernels import backends_here, passes, winograd
 from mpd_agl.kernels.passes import Ways
 from tests.kernels.cases import difference
 
@@ -31,17 +31,6 @@ def tensors(N, C, C_out, H, W, padding):
         torch.randn(shape, generator=g) for shape in (C_out, (N, C_out, H + 2 * padding - 2, W + 2 * padding - 2))
     )
     return x, weight, bias, grad
-
-
-@pytest.fixture(params=native.LEVELS)
-def level(request):
-    before = native.level()
-    try:
-        native.use_level(request.param)
-    except InputError as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_level(before)
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])

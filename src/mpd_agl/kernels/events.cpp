@@ -5,27 +5,15 @@
 // pixels x ROW output channels. The order of additions depends on the shape alone, not on threads: tests/kernels/eventsref.py spells it out.
 #include "events.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "scan.h"
+#include "simd.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#define CAT_(a, b) a##b
-#define CAT(a, b) CAT_(a, b)
-
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX2__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 constexpr int V = 4;                // vectors per row
 constexpr int64_t ROW = V * LANES;  // output channels in a block
@@ -33,15 +21,6 @@ constexpr int64_t SUBTILE = 128;    // output pixels whose sums stay close while
 constexpr int64_t MOST_SUBTILES = 4;  // subtiles that share weights in L2
 constexpr int64_t WINDOW = 256;     // rows of the gradient in L1
 constexpr int64_t POSITIONS = 128;  // input pixels of a window, at most
-
-template <class F> F *allocate(int64_t count) {
-    return static_cast<F *>(std::aligned_alloc(64, ((count > 0 ? count : 1) * sizeof(F) + 63) / 64 * 64));
-}
-inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline vec load(const float *p) { return *reinterpret_cast<const vec *>(p); }
-inline void store(float *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
 
 int64_t threads() {
 #ifdef _OPENMP

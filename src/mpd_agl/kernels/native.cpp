@@ -11,9 +11,8 @@
 #include <cstring>
 
 #include "scan.h"
+#include "simd.h"
 
-#define CAT_(a, b) a##b
-#define CAT(a, b) CAT_(a, b)
 #define LOOP _Pragma("omp simd") for
 
 namespace {
@@ -37,10 +36,6 @@ struct Plane {
     }
     int64_t length(int64_t tile) const { return tile + 1 < tiles ? P : size - tile * P; }
 };
-
-template <class F> F *allocate(int64_t count) {
-    return static_cast<F *>(std::aligned_alloc(64, ((count > 0 ? count : 1) * sizeof(F) + 63) / 64 * 64));
-}
 
 float *repeat(const float *v_C, int64_t C, int64_t P) {
     float *out = allocate<float>(P);

@@ -9,23 +9,12 @@
 // shape alone, not on threads.
 #include "winograd.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
-#define CAT_(a, b) a##b
-#define CAT(a, b) CAT_(a, b)
+#include "simd.h"
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX2__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 constexpr int64_t POINTS = 16;        // of a tile in Winograd's domain
 constexpr int64_t ROWS = 6;           // tiles (or input channels) whose sums are in registers at once
@@ -33,13 +22,6 @@ constexpr int64_t PANEL = 2 * LANES;  // output channels likewise
 constexpr int64_t DEPTH = 256;        // input channels of a panel in L1
 constexpr int64_t BLOCK_BYTES = 192 << 10;  // of a block of tiles in Winograd's domain, in L2
 constexpr int64_t CHUNKS = 16;        // partial sums of a weight gradient: a fixed number, for the same bits with any threads
-
-inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline vec load(const float *p) { return *reinterpret_cast<const vec *>(p); }
-inline void store(float *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
-float *allocate(int64_t count) { return static_cast<float *>(std::aligned_alloc(64, (most(count, 1) * sizeof(float) + 63) / 64 * 64)); }
 
 // floats from one point of a block to the next: a line more than it holds, or the 16 planes share few sets of the cache
 inline int64_t plane(int64_t tiles, int64_t C) { return tiles * C + 16; }
@@ -100,7 +82,8 @@ void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tile
         }
         at += run.length;
     }
-    for (int64_t point = 0; at < tiles && point < POINTS; point++) std::memset(out + point * stride + at * C, 0, (tiles - at) * C * sizeof(float));
+    if (at < tiles)  // tiles past the last
+        for (int64_t point = 0; point < POINTS; point++) std::memset(out + point * stride + at * C, 0, (tiles - at) * C * sizeof(float));
 }
 
 // A gy A^T of each tile: out [POINTS][tiles][C]; `zeros` is a row of the output
@@ -132,7 +115,8 @@ void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t 
 }
 
 // A^T m A of each tile, and the bias, into the output; `nowhere` is a row of it
-void transform_output(const Tiles &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias, float *nowhere, float *y) {
+void transform_output(const Tiles &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias, float *nowhere,
+                      float *y) {
     const int64_t stride = plane(tiles, C);
     for (int64_t at = 0; at < least(tiles, t.count() - first);) {
         const Run run(t, first, tiles, at);
@@ -161,22 +145,22 @@ void transform_output(const Tiles &t, const float *m, int64_t first, int64_t til
     }
 }
 
-// out [M][ldo] (+)= a [M][lda] b [depth][PANEL], M rows and NV vectors in registers
+// out[i][:] (+)= sum over k of a[i, k] b[k][:], M rows and NV vectors in registers; a[i, k] is at a + i * a_row + k * a_step
 template <int M, int NV>
-inline void multiply(const float *__restrict a, int64_t lda, const float *__restrict b, int64_t depth, bool add, float *__restrict out,
-                     int64_t ldo) {
+inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, const float *__restrict b, int64_t b_step, int64_t depth,
+                     bool add, float *__restrict out, int64_t out_row) {
     vec sum[M][NV];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) sum[i][j] = add ? load(out + i * ldo + j * LANES) : vec{};
+        for (int j = 0; j < NV; j++) sum[i][j] = add ? load(out + i * out_row + j * LANES) : vec{};
     for (int64_t k = 0; k < depth; k++) {
         vec w[NV];
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) w[j] = load(b + k * PANEL + j * LANES);
+        for (int j = 0; j < NV; j++) w[j] = load(b + k * b_step + j * LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
-            const float v = a[i * lda + k];
+            const float v = a[i * a_row + k * a_step];
 #pragma GCC unroll 2
             for (int j = 0; j < NV; j++) sum[i][j] += v * w[j];
         }
@@ -184,7 +168,7 @@ inline void multiply(const float *__restrict a, int64_t lda, const float *__rest
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) store(out + i * ldo + j * LANES, sum[i][j]);
+        for (int j = 0; j < NV; j++) store(out + i * out_row + j * LANES, sum[i][j]);
 }
 
 int64_t packed_size(const Geometry *g) { return POINTS * up(g->C_out, PANEL) * g->C_in * PANEL; }
@@ -221,7 +205,8 @@ void convolve(const Geometry *g, const float *x, const float *packed, const floa
     const int64_t blocks = up(t.count(), block);
 #pragma omp parallel
     {
-        float *V = allocate(POINTS * plane(block, C)), *M = allocate(POINTS * plane(block, O)), *zeros = allocate(g->W * C), *nowhere = allocate(g->OW * O);
+        float *V = allocate<float>(POINTS * plane(block, C)), *M = allocate<float>(POINTS * plane(block, O));
+        float *zeros = allocate<float>(g->W * C), *nowhere = allocate<float>(g->OW * O);
         std::memset(zeros, 0, g->W * C * sizeof(float));
 #pragma omp for schedule(dynamic)
         for (int64_t b = 0; b < blocks; b++) {
@@ -236,7 +221,8 @@ void convolve(const Geometry *g, const float *x, const float *packed, const floa
                             const float *v = V + point * plane(tiles, C) + tile * C + c0;
                             float *m = M + point * plane(tiles, O) + tile * O + panel * PANEL;
                             const int64_t depth = least(DEPTH, C - c0);
-                            full ? multiply<ROWS, 2>(v, C, u, depth, c0 > 0, m, O) : multiply<ROWS, 1>(v, C, u, depth, c0 > 0, m, O);
+                            full ? multiply<ROWS, 2>(v, C, 1, u, PANEL, depth, c0 > 0, m, O)
+                                 : multiply<ROWS, 1>(v, C, 1, u, PANEL, depth, c0 > 0, m, O);
                         }
                     }
             transform_output(t, M, first, tiles, O, bias, nowhere, y);
@@ -245,40 +231,16 @@ void convolve(const Geometry *g, const float *x, const float *packed, const floa
     }
 }
 
-// out [M][O] += sum over tiles of a [tile][C] b [tile][O], M rows and NV vectors in registers
-template <int M, int NV>
-inline void outer(const float *__restrict a, int64_t C, const float *__restrict b, int64_t O, int64_t tiles, float *__restrict out) {
-    vec sum[M][NV];
-#pragma GCC unroll 8
-    for (int i = 0; i < M; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) sum[i][j] = load(out + i * O + j * LANES);
-    for (int64_t k = 0; k < tiles; k++) {
-        vec w[NV];
-#pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) w[j] = load(b + k * O + j * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < M; i++) {
-            const float v = a[k * C + i];
-#pragma GCC unroll 2
-            for (int j = 0; j < NV; j++) sum[i][j] += v * w[j];
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) store(out + i * O + j * LANES, sum[i][j]);
-}
-
 void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     const int64_t C = g->C_in, O = g->C_out, size = POINTS * C * O;
     const Tiles t(g);
     const int64_t block = most(16, least(BLOCK_BYTES / (POINTS * 4 * (C + O)), 128)), blocks = up(t.count(), block);
     const int64_t chunks = most(1, least(CHUNKS, blocks)), per_chunk = up(blocks, chunks);
-    float *sums = allocate(chunks * size);
+    float *sums = allocate<float>(chunks * size);
 #pragma omp parallel
     {
-        float *X = allocate(POINTS * plane(block, C)), *Y = allocate(POINTS * plane(block, O)), *zeros = allocate(g->W * C + g->OW * O);
+        float *X = allocate<float>(POINTS * plane(block, C)), *Y = allocate<float>(POINTS * plane(block, O));
+        float *zeros = allocate<float>(g->W * C + g->OW * O);
         std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
 #pragma omp for schedule(dynamic)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
@@ -293,8 +255,8 @@ void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) 
                         const float *a = X + point * plane(tiles, C) + c, *from = Y + point * plane(tiles, O);
                         float *to = sum + (point * C + c) * O;
                         int64_t o = 0;
-                        for (; o + PANEL <= O; o += PANEL) outer<4, 2>(a, C, from + o, O, tiles, to + o);
-                        for (; o < O; o += LANES) outer<4, 1>(a, C, from + o, O, tiles, to + o);
+                        for (; o + PANEL <= O; o += PANEL) multiply<4, 2>(a, 1, C, from + o, O, tiles, true, to + o, O);
+                        for (; o < O; o += LANES) multiply<4, 1>(a, 1, C, from + o, O, tiles, true, to + o, O);
                     }
             }
         }
