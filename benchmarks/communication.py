@@ -26,8 +26,8 @@ from mpd_agl.models import create_model
 from mpd_agl.nn import TdBatchNorm, share_batch
 
 NETWORKS = {
-    "resnet19 x1, T=2": ("resnet19", {"width": 1.0, "num_steps": 2}),
-    "resnet19 x0.125, T=2": ("resnet19", {"width": 0.125, "num_steps": 2}),
+    "resnet19 x1, T=2": ("resnet19", {"width_mult": 1.0, "num_steps": 2}),
+    "resnet19 x0.125, T=2": ("resnet19", {"width_mult": 0.125, "num_steps": 2}),
 }
 
 

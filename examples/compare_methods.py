@@ -13,7 +13,7 @@ print("one epoch, one seed: a look at the mechanism, not a ranking")
 print("method             test accuracy   mean share of gradient-available neurons   mean kappa")
 for method in ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile"):
     torch.manual_seed(0)
-    net = create_model("cnn8", in_channels=1, image_size=28, width=0.125, method=method)
+    net = create_model("cnn8", in_channels=1, image_size=28, width_mult=0.125, method=method)
     monitor = Monitor(net, every=20)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for x, y in Loader(train, batch_size=50, seed=0, train=True).epoch(0):

@@ -9,7 +9,7 @@ from mpd_agl.data.loader import Loader
 from mpd_agl.models import create_model
 
 torch.manual_seed(0)
-net = create_model("cnn8", in_channels=1, image_size=28, width=0.125, method="mpd-agl")
+net = create_model("cnn8", in_channels=1, image_size=28, width_mult=0.125, method="mpd-agl")
 monitor = Monitor(net, every=20)  # line one
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 loader = Loader(load_dataset("mnist5k", "train"), batch_size=50, seed=0, train=True)

@@ -26,10 +26,10 @@ measure() { # NAME WORK OPTIONS...
 
 measure train-narrow-all train --batch 100 --contenders native native+auto native+recompute compiled eager spikingjelly snntorch ann ann-compiled convs
 measure train-narrow train --batch 100 --rounds 9 --contenders native native+auto native+recompute spikingjelly snntorch ann convs
-measure train-full train --width 1 --batch 16 --rounds 3 --contenders native native+auto spikingjelly ann convs
-measure train-vggsnn train --model vggsnn --width 0.25 --T 10 --batch 16 --contenders native native+auto native+recompute spikingjelly snntorch ann convs
+measure train-full train --width-mult 1 --batch 16 --rounds 3 --contenders native native+auto spikingjelly ann convs
+measure train-vggsnn train --model vggsnn --width-mult 0.25 --T 10 --batch 16 --contenders native native+auto native+recompute spikingjelly snntorch ann convs
 measure infer-narrow infer --batch 64 --contenders native native+auto native-unfolded compiled eager spikingjelly snntorch ann ann-compiled convs
-measure infer-full infer --width 1 --batch 64 --rounds 3 --contenders native native+auto spikingjelly ann convs
+measure infer-full infer --width-mult 1 --batch 64 --rounds 3 --contenders native native+auto spikingjelly ann convs
 # a sweep continues where it stopped; it is complete when its last point is there. T in full rounds: it has a target
 $agl bench growth --threads "$threads" --axes num_steps --contenders native native+auto spikingjelly ann -o "$folder/growth-train.json"
 $agl bench growth --threads "$threads" --quick --contenders native native+auto spikingjelly ann -o "$folder/growth-train.json"

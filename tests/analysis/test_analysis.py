@@ -14,7 +14,7 @@ from mpd_agl.nn import SpikingBlock, TdBatchNorm, over_time
 
 def small(name="cnn8", **options):
     torch.manual_seed(0)
-    return create_model(name, **({"width": 1 / 16, "image_size": 16, "num_classes": 5, "num_steps": 3} | options))
+    return create_model(name, **({"width_mult": 1 / 16, "image_size": 16, "num_classes": 5, "num_steps": 3} | options))
 
 
 def test_resnet19_energy_is_the_papers():
@@ -52,7 +52,7 @@ def test_activity_is_what_flows_in():
     x = torch.randn(6, 3, 16, 16)
     seen = {}
     block = net.get_submodule("stage1.block2.conv1")
-    block.conv.register_forward_pre_hook(lambda m, i: seen.update(x=i[0]))
+    block.synapse.register_forward_pre_hook(lambda m, i: seen.update(x=i[0]))
     activity = measure_activity(net, x, batch=6)
     assert activity["stage1.block2.conv1"].rate == pytest.approx(float((seen["x"] != 0).float().mean()))
     assert activity["stage1.block2.conv1"].values == "integer"
@@ -79,7 +79,7 @@ def test_looking_changes_nothing():
 
 def slowly(block, s_in, T, kappa_T):
     """Rates, availability and moments from the definitions, in float64."""
-    x = over_time(block.conv, s_in).double()
+    x = over_time(block.synapse, s_in).double()
     n = block.norm
     x_T = x.expand(T, *x.shape[1:])
     i_T = core.tdbn(x_T, n.weight.double(), n.bias.double(), *core.batch_moments(x_T), v_th=n.v_th, alpha=n.alpha)
@@ -195,7 +195,7 @@ def test_detail_against_the_definitions(monkeypatch, block, most):
         if name in seen:  # two currents, added before the neuron
             i_T = seen[name].double()
         else:
-            x = over_time(layer.conv, s_in).double()
+            x = over_time(layer.synapse, s_in).double()
             x_T = x.expand(3, *x.shape[1:])
             n = layer.norm
             i_T = core.tdbn(x_T, n.weight.double(), n.bias.double(), *core.batch_moments(x_T), v_th=n.v_th)

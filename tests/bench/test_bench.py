@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mpd_agl.bench import agree, compare, contenders, growth, peers, plot, show
+from mpd_agl.bench import compare, contenders, equivalence, growth, peers, plot, show
 from mpd_agl.bench.setting import Setting, from_dict
 from mpd_agl.cli import bench as command
 from mpd_agl.cli import main
@@ -16,8 +16,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.report import draw
 
-SMALL = Setting(width=0.0625, batch=4, image_size=16, threads=1)
-MODELS = [SMALL, Setting(model="vggsnn", width=0.0625, num_steps=3, batch=4, image_size=16, threads=1)]
+SMALL = Setting(width_mult=0.0625, batch=4, image_size=16, threads=1)
+MODELS = [SMALL, Setting(model="vggsnn", width_mult=0.0625, num_steps=3, batch=4, image_size=16, threads=1)]
 
 
 def infer(setting):
@@ -39,31 +39,31 @@ def test_a_contender_fires_where_the_reference_does(name, setting):
 def test_another_weight_or_decay_is_seen(name):
     if why := contenders.why_not(name, SMALL):
         pytest.skip(why)
-    ours = agree.reference(contenders.network(SMALL))
-    calls = agree.calls(ours, contenders.inputs(SMALL, ours)[0])
+    ours = equivalence.reference(contenders.network(SMALL))
+    calls = equivalence.calls(ours, contenders.inputs(SMALL, ours)[0])
     net = contenders.timed_network(name, SMALL)
-    assert agree.blocks_agree(calls, net, 0.5).agrees
+    assert equivalence.blocks_agree(calls, net, 0.5).agrees
     block = net.get_submodule("stage2.block1.conv1")
     assert isinstance(block, SpikingBlock)
     with torch.no_grad():
         block.neuron.rho.add_(0.3)
-    result = agree.blocks_agree(calls, net, 0.5)
+    result = equivalence.blocks_agree(calls, net, 0.5)
     assert not result.agrees
     assert "stage2.block1.conv1" in result.how
-    assert result.worst > agree.NEAR
+    assert result.worst > equivalence.NEAR
 
 
 @pytest.mark.skipif(find_spec("spikingjelly") is None, reason="SpikingJelly is not installed")
 def test_spikingjelly_gives_our_gradients_where_the_width_is_fixed():
     """Method `trainable-decay` is what SpikingJelly can do: its gradients are ours, in float64."""
     setting = contenders.setting_of(SMALL, method="trainable-decay")
-    ours = agree.reference(contenders.network(setting))
+    ours = equivalence.reference(contenders.network(setting))
     theirs = peers.rebuild(contenders.network(setting), "spikingjelly").double()
     x, y = contenders.inputs(setting, ours)
     for net in (ours, theirs):
         torch.nn.functional.cross_entropy(net(x.double()).mean(0), y).backward()
     for name in ("stem", "stage2.block1.shortcut", "stage3.block2.conv2"):
-        a, b = (net.get_submodule(name).conv.weight.grad for net in (ours, theirs))
+        a, b = (net.get_submodule(name).synapse.weight.grad for net in (ours, theirs))
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
@@ -167,7 +167,7 @@ def test_figures_are_drawn():
     one = record()
     points = [
         {"axis": axis, "value": v, "setting": one["setting"], "contenders": one["contenders"]}
-        for axis in ("num_steps", "width")
+        for axis in ("num_steps", "width_mult")
         for v in (1, 2, 16)
     ]
     assert b"memory of a step" in draw.svg_file(plot.curves({"points": points}))
@@ -175,7 +175,7 @@ def test_figures_are_drawn():
 
 
 def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    sweep = growth.points(SMALL, ["num_steps", "batch", "width"])
+    sweep = growth.points(SMALL, ["num_steps", "batch", "width_mult"])
     assert [v for a, v, _ in sweep if a == "batch"] == [2, 4, 16, 64, 256]
     assert [v for a, v, _ in growth.points(infer(SMALL), ["batch"])] == [1, 4, 16, 64, 256]
     assert {s.num_steps for a, _, s in sweep if a != "num_steps"} == {2}
@@ -201,7 +201,7 @@ def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypat
 
 def test_one_real_comparison(tmp_path, capsys):
     out = tmp_path / "record.json"
-    argv = ["bench", "infer", "--model", "cnn8", "--width", "0.0625", "--image-size", "8", "--batch", "2"]
+    argv = ["bench", "infer", "--model", "cnn8", "--width-mult", "0.0625", "--image-size", "8", "--batch", "2"]
     argv += ["--quick", "--threads", "1", "--contenders", "eager", "-o", str(out)]
     assert main(argv) == 0
     found = json.loads(out.read_text())
@@ -219,7 +219,7 @@ def test_one_real_comparison(tmp_path, capsys):
         (["train", "--model", "resnet-19"], "Did you mean 'resnet19'"),
         (["train", "--batch", "1"], "--batch 2"),
         (["train", "--rounds", "0"], "--rounds must be at least 1"),
-        (["infer", "--width", "0"], "width must be positive"),
+        (["infer", "--width-mult", "0"], "width_mult must be positive"),
         (["growth", "--axes", "steps"], "unknown axis 'steps'"),
         (["train", "-o", "/no/such/folder/a.json"], "is not there"),
         (["train", "--plot", "a.png"], ".svg or .pdf"),
@@ -237,7 +237,7 @@ def test_contenders_are_listed(capsys):
 
 def test_the_page_says_what_was_asked_what_came_and_what_is_missing(tmp_path):
     narrow = record()
-    narrow["setting"] |= {"width": 0.125, "batch": 100, "image_size": 0}
+    narrow["setting"] |= {"width_mult": 0.125, "batch": 100, "image_size": 0}
     narrow["contenders"]["convs"] = narrow["contenders"]["native"]
     narrow["ratios"]["of"]["convs"] = {"time": 0.8, "range": [0.75, 0.85], "peak_memory": 0.9}
     narrow["ratios_auto"] = {
@@ -273,7 +273,7 @@ def test_the_page_shows_the_paths_of_a_trained_network(tmp_path):
     found = {"num_steps": 4, "accuracy": 0.98, "loss": 0.1, "samples": 1000, "early": early}
     said = {
         "results": [found],
-        "config": {"model": {"name": "cnn8", "width": 0.25}, "data": "mnist5k"},
+        "config": {"model": {"name": "cnn8", "width_mult": 0.25}, "data": "mnist5k"},
         "threads": 2,
         **compare.provenance(),
     }

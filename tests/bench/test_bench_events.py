@@ -6,19 +6,19 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mpd_agl.bench import contenders, eventnetwork, events, eventtable
-from mpd_agl.bench.impose import impose
+from mpd_agl.bench import active, active_layers, active_network, contenders
+from mpd_agl.bench.firing_rates import impose
 from mpd_agl.bench.rates import read_rates
 from mpd_agl.bench.setting import Setting
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
 from mpd_agl.models import create_model
-from mpd_agl.nn import sparse_layers
+from mpd_agl.nn import event_layers
 from tests.report import runfolder as made
 
 needs_native = pytest.mark.skipif(bool(native.load()[1]), reason="the native library is not here")
-TINY = ["--model", "cnn8", "--width", "0.125", "--image-size", "8", "--batch", "2", "--quick", "--threads", "1"]
+TINY = ["--model", "cnn8", "--width-mult", "0.125", "--image-size", "8", "--batch", "2", "--quick", "--threads", "1"]
 RATES = {"layers": {f"conv{i}": {"rate": 0.05 * i} for i in range(1, 8)}}
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -30,13 +30,13 @@ def test_rates_are_the_means_of_the_last_epochs_snapshots(tmp_path):
     assert found["layers"]["conv3"]["rate"] == pytest.approx(0.121)
     assert found["run"]["steps"] == [21, 26]
     (tmp_path / "rates.json").write_text(json.dumps(found))
-    (tmp_path / "record.json").write_text(json.dumps({"what": events.WHAT, "rates": found}))
+    (tmp_path / "record.json").write_text(json.dumps({"what": active.WHAT, "rates": found}))
     assert read_rates(tmp_path / "rates.json") == read_rates(tmp_path / "record.json") == found
 
 
 def test_imposed_rates_are_those_asked_for():
     torch.manual_seed(0)
-    net = create_model("cnn8", width=0.0625, image_size=16)
+    net = create_model("cnn8", width_mult=0.0625, image_size=16)
     wanted = {f"conv{i}": 0.05 * i for i in range(1, 8)}
     x = torch.randn(8, 3, 16, 16)
     told = impose(net, x, wanted)
@@ -52,38 +52,38 @@ def test_imposed_rates_are_those_asked_for():
 
 @needs_native
 def test_no_speed_up_of_a_convolution_that_differs(monkeypatch):
-    cell = eventtable.one_convolution((16, 4, 2), 0.2, 1)
+    cell = active_layers.one_convolution((16, 4, 2), 0.2, 1)
     assert cell["rate"] == pytest.approx(0.2, abs=0.05)
     assert cell["difference"] < 1e-6
     assert cell["weight_gradient_difference"] < 1e-6
     assert cell["speed_up"] == pytest.approx(cell["ms"]["dense"] / cell["ms"]["event, lists and weights at hand"])
-    grad = eventtable.events.weight_grad
-    monkeypatch.setattr(eventtable.events, "weight_grad", lambda *a: grad(*a) * 1.0001)
-    cell = eventtable.one_convolution((16, 4, 2), 0.2, 1)
-    assert [cell[key] for key in eventtable.SPEED_UPS] == [None] * 3
-    assert "16, 4x4, 2" in eventtable.text([cell])
-    assert eventtable.text([cell]).count("differs") == 4
+    grad = active_layers.events.weight_grad
+    monkeypatch.setattr(active_layers.events, "weight_grad", lambda *a: grad(*a) * 1.0001)
+    cell = active_layers.one_convolution((16, 4, 2), 0.2, 1)
+    assert [cell[key] for key in active_layers.SPEED_UPS] == [None] * 3
+    assert "16, 4x4, 2" in active_layers.text([cell])
+    assert active_layers.text([cell]).count("differs") == 4
 
 
 @needs_native
 @pytest.mark.parametrize("work", ["train", "infer"])
 def test_a_network_that_differs_is_seen(work):
-    setting = Setting(work=work, model="cnn8", width=0.125, image_size=8, batch=2, threads=1)
-    base = eventnetwork.network(setting, "dense")
+    setting = Setting(work=work, model="cnn8", width_mult=0.125, image_size=8, batch=2, threads=1)
+    base = active_network.network(setting, "dense")
     x, _ = contenders.inputs(setting, base)
     impose(base, x, dict.fromkeys(RATES["layers"], 0.2))
     base.train(work == "train")
-    net, reference = eventnetwork._ours(setting, "event", base), eventnetwork.Reference(base, x)
+    net, reference = active_network._ours(setting, "event", base), active_network.Reference(base, x)
     assert reference.check(net).agrees
-    assert eventnetwork.layers_off(net, x)[0] < 1e-6
+    assert active_network.layers_off(net, x)[0] < 1e-6
     with torch.no_grad():
-        net.get_submodule("conv3").conv.weight.mul_(1.5)
+        net.get_submodule("conv3").synapse.weight.mul_(1.5)
         found = reference.check(net)
-        net.get_submodule("conv3").conv.weight.div_(1.5)
+        net.get_submodule("conv3").synapse.weight.div_(1.5)
     if work == "infer":  # in training tdBN takes the factor away
         assert not found.agrees
         assert "conv3" in found.how
-    layer = sparse_layers(net)["conv4"]
+    layer = event_layers(net)["conv4"]
     layer.dense = lambda x: type(layer).dense(layer, x) * 1.001
     found = reference.check(net)
     assert not found.agrees
@@ -92,7 +92,7 @@ def test_a_network_that_differs_is_seen(work):
 
 @needs_native
 def test_the_command_measures_prints_and_writes_the_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(eventtable, "SHAPES", ((16, 4, 16), (32, 2, 16)))
+    monkeypatch.setattr(active_layers, "SHAPES", ((16, 4, 16), (32, 2, 16)))
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     out, page = tmp_path / "events.json", tmp_path / "page.md"
     assert main(["bench", "events", "--rates", str(tmp_path / "rates.json"), *TINY, "-o", str(out)]) == 0
@@ -130,7 +130,7 @@ def test_the_command_measures_prints_and_writes_the_page(tmp_path, capsys, monke
 def record(**parts):
     facts = {"setting": {"threads": 1, "simd": "avx2", "rounds": 7, "quick": False}, "hardware": {"cpu": "a processor"}}
     facts |= {"versions": {"torch": "2.10"}, "code": {"commit": "0123456789ab", "changed": False}}
-    return {"what": events.WHAT, "rates": None, "load_before": 0.25, **facts, **parts}
+    return {"what": active.WHAT, "rates": None, "load_before": 0.25, **facts, **parts}
 
 
 def test_docs_are_written_between_the_marks(tmp_path):
@@ -155,7 +155,7 @@ def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
     times = {"auto": 100.0, "dense": 150.0, "SpikingJelly": 222.0}
     agreed = {"agrees": True, "how": "", "differ": 0.0, "worst": 0.0}
     part = {
-        "setting": Setting(width=1.0, batch=16).to_dict(),
+        "setting": Setting(width_mult=1.0, batch=16).to_dict(),
         "rounds": 7,
         "contenders": {n: {"ms": t, "spread_ms": [t, t], "agreement": agreed} for n, t in times.items()},
         "ratios": {
@@ -172,7 +172,7 @@ def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
     page.write_text(MARKS)
     assert main(["bench", "page", "--events", str(source), "-o", str(page)]) == 0
     assert "| dense | 150.0 | 1.50 | 1.00 to 2.00 |\n| SpikingJelly | 222.0 | outputs differ | |" in page.read_text()
-    text = eventnetwork.text(part)
+    text = active_network.text(part)
     assert "2.22" not in text
     assert "SpikingJelly: no ratio, its outputs are not ours (stem differs)" in text
 

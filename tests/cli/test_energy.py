@@ -8,7 +8,7 @@ import torch
 from mpd_agl.cli import main
 from mpd_agl.models import create_model, save_weights
 
-SMALL = ["energy", "resnet19", "--width", "0.0625", "--dataset-shape", "3,16,16", "--num-steps", "2"]
+SMALL = ["energy", "resnet19", "--width-mult", "0.0625", "--dataset-shape", "3,16,16", "--num-steps", "2"]
 
 
 def test_table(capsys):
@@ -40,7 +40,7 @@ def test_full_size_resnet19_has_the_papers_numbers(capsys):
 
 def test_weights_from_a_file(capsys, tmp_path):
     torch.manual_seed(0)
-    net = create_model("resnet19", width=0.0625, image_size=16)
+    net = create_model("resnet19", width_mult=0.0625, image_size=16)
     file = tmp_path / "net.safetensors"
     save_weights(net, file)
     assert main([*SMALL, "--checkpoint", str(file), "--json"]) == 0
@@ -49,7 +49,7 @@ def test_weights_from_a_file(capsys, tmp_path):
 
 def test_a_runs_own_network_and_test_data(capsys, tmp_path):
     train = ["train", "--preset", "demo", "--name", "r", "--runs-dir", str(tmp_path), "--quiet", "--train.epochs", "1"]
-    small = ["--model.width", "0.03125", "--data.train-samples", "100", "--data.test-samples", "50"]
+    small = ["--model.width_mult", "0.03125", "--data.train-samples", "100", "--data.test-samples", "50"]
     assert main([*train, *small]) == 0
     capsys.readouterr()
     run = str(tmp_path / "r")
@@ -59,8 +59,8 @@ def test_a_runs_own_network_and_test_data(capsys, tmp_path):
     assert report["layers"][0]["macs"] == 1 * 2 * 9 * 28 * 28
     assert main(["energy", "resnet19", "--checkpoint", run]) == 2
     assert "is a run of cnn8, got MODEL resnet19" in capsys.readouterr().err
-    assert main(["energy", "cnn8", "--checkpoint", run, "--width", "1"]) == 2
-    assert "was trained with --width 0.03125, got 1.0" in capsys.readouterr().err
+    assert main(["energy", "cnn8", "--checkpoint", run, "--width-mult", "1"]) == 2
+    assert "was trained with --width-mult 0.03125, got 1.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,16 @@ from mpd_agl.cli import main
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    options = ["--model.name", "cnn8", "--model.width", "0.0625", "--model.num-steps", "3", "--data.name", "mnist5k"]
+    options = [
+        "--model.name",
+        "cnn8",
+        "--model.width_mult",
+        "0.0625",
+        "--model.num-steps",
+        "3",
+        "--data.name",
+        "mnist5k",
+    ]
     options += [
         "--data.train-samples",
         "200",

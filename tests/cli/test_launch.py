@@ -105,10 +105,10 @@ def test_conv_auto_is_refused_before_any_process_starts(tmp_path, monkeypatch, c
         "train",
         "--preset",
         "demo",
-        "--model.conv",
+        "--model.conv_impl",
         "auto",
         "--runs-dir",
         str(tmp_path),
     ]
     assert main(asked) == 2
-    assert "model.conv auto chooses by one process's clock, got 2 processes." in capsys.readouterr().err
+    assert "model.conv_impl auto chooses by one process's clock, got 2 processes." in capsys.readouterr().err

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mpd_agl.cli import main
-from mpd_agl.experiments.resolve import read_toml, resolve
-from mpd_agl.experiments.space import Choices, Range
-from mpd_agl.experiments.sweepconfig import Sweep, read_sweep
 from mpd_agl.records import read_record
+from mpd_agl.runs.resolve import read_toml, resolve
+from mpd_agl.sweeps.config import Sweep, read_sweep
+from mpd_agl.sweeps.search_space import Choices, Range
 
 FIXED = """
 [fixed]
@@ -246,7 +246,7 @@ def test_a_signal_saves_the_trial_and_the_same_command_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
-    from mpd_agl.experiments.trial import Reporting
+    from mpd_agl.sweeps.trial import Reporting
 
     report = Reporting.event
 
@@ -401,7 +401,7 @@ def test_a_torn_journal_is_mended_and_a_damaged_one_is_a_sentence(
 
 def test_a_sweep_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
-    from mpd_agl.experiments.sweep import open_sweep
+    from mpd_agl.sweeps.sweep import open_sweep
 
     path = write(tmp_path)
     with open_sweep(read_sweep(path), tmp_path / "sweeps" / "s"):
@@ -415,7 +415,7 @@ def test_a_sweep_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_end_of_a_jobs_time_reaches_the_run_as_sigterm(tmp_path: Path) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(75)); print('up', flush=True); time.sleep(60)"
-    job = f"from mpd_agl.experiments.jobs import run_command; import sys; sys.exit(run_command([sys.executable, '-c', {script!r}]))"
+    job = f"from mpd_agl.sweeps.jobs import run_command; import sys; sys.exit(run_command([sys.executable, '-c', {script!r}]))"
     child = subprocess.Popen([sys.executable, "-c", job], stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"

@@ -17,7 +17,7 @@ from mpd_agl.cli import COMMANDS, main
 from mpd_agl.train.runfolder import RunFolder
 
 TINY = [
-    *("--model.name", "cnn8", "--model.width", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
+    *("--model.name", "cnn8", "--model.width_mult", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
     *("--data.test-samples", "40", "--train.epochs", "2", "--train.batch-size", "12", "--train.threads", "1"),
     *("--monitor.every", "3"),
 ]
@@ -147,8 +147,8 @@ def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_predict_is_what_evaluate_counts(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The 40 test samples as PNG files: the same share is right."""
-    from mpd_agl.experiments.build import build_data
-    from mpd_agl.experiments.resolve import read_toml, resolve
+    from mpd_agl.runs.build import build_data
+    from mpd_agl.runs.resolve import read_toml, resolve
 
     data = build_data(resolve(read_toml(runs / "one" / "config.toml")), "test")
     paths = [str(tmp_path / f"{i}.png") for i in range(len(data))]
@@ -221,7 +221,7 @@ def test_dry_run_without_the_data(
         "cifar10-resnet19-t2",
         "--model.name",
         "cnn8",
-        "--model.width",
+        "--model.width_mult",
         "0.03125",
         "--train.batch-size",
         "4",
@@ -411,8 +411,8 @@ def test_the_confusion_table_names_its_timesteps(runs: Path, capsys: pytest.Capt
 
 
 def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mpd_agl.experiments import build
-    from mpd_agl.experiments.resolve import resolve
+    from mpd_agl.runs import build
+    from mpd_agl.runs.resolve import resolve
 
     assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--data.train-samples", "0", "--dry-run") == 0
     assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--seed", "1") == 0

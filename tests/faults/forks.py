@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mpd_agl.cli import main
-from mpd_agl.experiments import training
-from mpd_agl.experiments.resolve import to_toml
+from mpd_agl.runs import training
+from mpd_agl.runs.resolve import to_toml
 from mpd_agl.train import checkpoint, console
 from mpd_agl.train.progress import Progress
 from tests.train.tiny import Silent, fingerprint, tiny

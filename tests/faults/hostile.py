@@ -188,7 +188,7 @@ def heavy_pt(path: Path, draw: Random) -> None:
 
 
 def huge_pt(path: Path, draw: Random) -> None:
-    state = create_model("cnn8", width=1 / 32).state_dict()
+    state = create_model("cnn8", width_mult=1 / 32).state_dict()
     key = draw.choice([k for k in state if "num_batches" not in k])
     torch.save({**state, key: torch.zeros(1).expand(1 << draw.randint(33, 45))}, path)
 
@@ -221,11 +221,11 @@ def read_pickle(path: Path) -> None:
 
 def read_pt(path: Path) -> None:
     source = "spikingjelly" if path.stat().st_size % 2 else "mpd-agl"
-    import_weights(create_model("cnn8", width=1 / 32), path, source)
+    import_weights(create_model("cnn8", width_mult=1 / 32), path, source)
 
 
 def read_weights(path: Path) -> None:
-    load_weights(create_model("cnn8", width=1 / 32), path)
+    load_weights(create_model("cnn8", width_mult=1 / 32), path)
 
 
 KINDS: dict[str, tuple[Callable[[Path, Random], None], Callable[[Path], None]]] = {
@@ -275,7 +275,9 @@ def read_watched(read: Callable[[Path], None], path: Path, out: Path) -> int:
 
 def run(folder: Path, tries: int, draw: Random) -> Tally:
     tally = Tally()
-    create_model("cnn8", width=1 / 32)  # imports what readers import: the memory that is measured is the file's doing
+    create_model(
+        "cnn8", width_mult=1 / 32
+    )  # imports what readers import: the memory that is measured is the file's doing
     for number in range(tries):
         kind = list(KINDS)[number % len(KINDS)]
         make, read = KINDS[kind]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import training
+from mpd_agl.runs import training
 from mpd_agl.train import checkpoint, finite
 from mpd_agl.train.step import Stepper
 from tests.faults.forks import STEPS, VARIANTS, Shared, Whole, finish, fork, wait

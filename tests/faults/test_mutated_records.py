@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from mpd_agl.cli.runs import read_row
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import resuming, training
-from mpd_agl.experiments.resolve import read_toml, resolve, to_toml
-from mpd_agl.experiments.trained import load_run
 from mpd_agl.interop import import_weights
 from mpd_agl.models import create_model, load_weights, save_weights
 from mpd_agl.records import canonical, read_metrics, read_record
 from mpd_agl.report import read_run
+from mpd_agl.runs import resuming, training
+from mpd_agl.runs.load_run import load_run
+from mpd_agl.runs.resolve import read_toml, resolve, to_toml
 from mpd_agl.train import checkpoint
 from tests.data.test_readers_fuzz import damaged
 from tests.train.tiny import TINY, Silent, tiny
@@ -203,8 +203,8 @@ class Restorer:
     """A trainer that stands before its first step."""
 
     def __init__(self, path: Path) -> None:
-        from mpd_agl.experiments import build
-        from mpd_agl.experiments.watch import build_watch
+        from mpd_agl.runs import build
+        from mpd_agl.runs.monitoring import build_watch
         from mpd_agl.train.loop import Job, Trainer
         from mpd_agl.train.runfolder import RunFolder
         from mpd_agl.train.trackers import build_trackers
@@ -306,7 +306,7 @@ def test_metrics(place: Path, data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def net() -> Any:
-    return create_model("cnn8", width=1 / 64)
+    return create_model("cnn8", width_mult=1 / 64)
 
 
 @fuzz("weights")

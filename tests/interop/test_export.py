@@ -14,7 +14,7 @@ from mpd_agl.nn import TdBatchNorm, fold
 
 def network(name, **options):
     torch.manual_seed(0)
-    net = create_model(name, **{"width": 0.0625, "image_size": 16, "backend": "eager", **options}).train()
+    net = create_model(name, **{"width_mult": 0.0625, "image_size": 16, "backend": "eager", **options}).train()
     shape = (8, net.options.in_channels, net.options.image_size, net.options.image_size)
     x = torch.randn((net.num_steps, *shape) if name == "vggsnn" else shape)
     for norm in net.modules():
@@ -56,7 +56,7 @@ def test_whole_weights_are_near_and_the_arithmetic_is_exact():
 def test_int8_leaves_stem_and_readout_alone():
     net, _ = network("cnn8")
     plain = plain_network(net, int8=True)
-    kinds = [type(plain.get_submodule(f"conv{k}").conv).__name__ for k in range(1, 8)]
+    kinds = [type(plain.get_submodule(f"conv{k}").synapse).__name__ for k in range(1, 8)]
     assert kinds == ["Conv2d"] + ["WholeSynapses"] * 6
     assert type(plain.readout.linear) is nn.Linear
 
@@ -65,9 +65,9 @@ def test_int8_takes_the_shortcuts_that_are_currents_too():
     net, x = network("resnet19", block="zheng", num_steps=3)
     plain = plain_network(net, int8=True)
     shortcut = plain.get_submodule("stage2.block1.shortcut")
-    assert type(shortcut.conv) is WholeSynapses
+    assert type(shortcut.synapse) is WholeSynapses
     folded = fold(net).get_submodule("stage2.block1.shortcut")
-    s_TNC = torch.randint(0, 2, (3, 2, folded.conv.in_channels, 8, 8)).float()
+    s_TNC = torch.randint(0, 2, (3, 2, folded.synapse.in_channels, 8, 8)).float()
     with torch.no_grad():
         expected = folded(s_TNC)
         torch.testing.assert_close(shortcut(s_TNC), expected, rtol=0, atol=float(expected.abs().max()) / 50)
@@ -166,7 +166,7 @@ def test_nir_equations_give_our_logits(name, options, tmp_path):
 
 def test_refusals(tmp_path, capsys):
     with pytest.raises(InputError, match="ANN"):
-        plain_network(create_model("cnn8", width=0.0625, image_size=16, ann=True).eval())
+        plain_network(create_model("cnn8", width_mult=0.0625, image_size=16, ann=True).eval())
     assert main(["export", str(tmp_path / "none"), "--format", "onnx", "-o", str(tmp_path / "a.onnx")]) == 2
     assert main(["export", str(tmp_path), "--format", "nir", "--int8", "-o", str(tmp_path / "a.nir")]) == 2
     assert "--int8 goes with --format onnx" in capsys.readouterr().err

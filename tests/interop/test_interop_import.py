@@ -21,7 +21,7 @@ from mpd_agl.models import Network, create_model, load_weights
 def trained(name: str, seed: int, **options: Any) -> Network:
     """A network whose every tensor is away from where it starts."""
     torch.manual_seed(seed)
-    net = create_model(name, width=1 / 32, **options)
+    net = create_model(name, width_mult=1 / 32, **options)
     with torch.no_grad():
         for key, tensor in net.state_dict().items():
             if "running_var" in key or key.endswith("norm.weight"):
@@ -86,9 +86,9 @@ class Jelly(nn.Module):
         for number in range(1, 8):
             own = net.get_submodule(f"conv{number}")
             block = nn.ModuleDict(
-                {"0": nn.Conv2d(own.conv.in_channels, own.conv.out_channels, 3, padding=1, bias=False)}
+                {"0": nn.Conv2d(own.synapse.in_channels, own.synapse.out_channels, 3, padding=1, bias=False)}
             )
-            block["1"] = nn.BatchNorm2d(own.conv.out_channels)
+            block["1"] = nn.BatchNorm2d(own.synapse.out_channels)
             block["2"] = nn.Module()
             block["2"].w = nn.Parameter(torch.randn(()))
             nn.init.uniform_(block["1"].weight, 0.2, 0.8)
@@ -113,7 +113,7 @@ class Jelly(nn.Module):
 
 
 def test_spikingjellys_scale_and_decay(tmp_path: Path) -> None:
-    net = create_model("cnn8", width=1 / 16, num_steps=3).eval()
+    net = create_model("cnn8", width_mult=1 / 16, num_steps=3).eval()
     jelly = Jelly(net).eval()
     torch.save(jelly.state_dict(), tmp_path / "net.pt")
     import_weights(net, tmp_path / "net.pt", "spikingjelly")
@@ -129,10 +129,10 @@ def test_spikingjelly_itself(tmp_path: Path) -> None:
     from spikingjelly.activation_based import layer, neuron
 
     assert based
-    net = create_model("cnn8", width=1 / 16, num_steps=3).eval()
+    net = create_model("cnn8", width_mult=1 / 16, num_steps=3).eval()
     parts: list[nn.Module] = []
     for number in range(1, 8):
-        own = net.get_submodule(f"conv{number}").conv
+        own = net.get_submodule(f"conv{number}").synapse
         norm = layer.ThresholdDependentBatchNorm2d(1.0, 0.5, own.out_channels)
         nn.init.uniform_(norm.weight, 0.2, 0.8)
         plif = neuron.ParametricLIFNode(1.5 + 0.2 * number, False, 0.5, 0.0, step_mode="m")
@@ -153,10 +153,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     torch.save(net.state_dict(), tmp_path / "net.pt")
     out = tmp_path / "model.safetensors"
     words = ["import-weights", str(tmp_path / "net.pt"), "--from", "mpd-agl", "--model", "cnn8", "-o", str(out)]
-    assert main([*words, "--width", "0.0625"]) == 2
-    assert "of another shape (first conv1.conv.weight: (2, 3, 3, 3), not (4, 3, 3, 3))" in capsys.readouterr().err
+    assert main([*words, "--width-mult", "0.0625"]) == 2
+    assert "of another shape (first conv1.synapse.weight: (2, 3, 3, 3), not (4, 3, 3, 3))" in capsys.readouterr().err
     assert not out.exists()
-    assert main([*words, "--width", "0.03125", "--json"]) == 0
+    assert main([*words, "--width-mult", "0.03125", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["pairs"]) == len(net.state_dict())
     again = trained("cnn8", 2)
     load_weights(again, out)
@@ -166,7 +166,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def refused(path: Path, words: str, source: str = "mpd-agl") -> None:
-    net = create_model("cnn8", width=1 / 32)
+    net = create_model("cnn8", width_mult=1 / 32)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with pytest.raises(InputError, match=words) as error:
         import_weights(net, path, source)
@@ -201,16 +201,16 @@ def test_files_that_hang_or_fill_the_memory(tmp_path: Path) -> None:
     sharing = b"\x80\x02)" + b"q\x00h\x00\x86" * 60 + b"K\x01}."
     refused(zipped(tmp_path / "deep.pt", sharing), "is damaged")
     refused(zipped(tmp_path / "bomb.pt", bytes(8 << 20), zipfile.ZIP_DEFLATED), "is a compressed archive")
-    net = create_model("cnn8", width=1 / 32)
+    net = create_model("cnn8", width_mult=1 / 32)
     state = net.state_dict()
     huge = torch.zeros(1).expand(1 << 40)
-    for key, source in (("conv1.conv.weight", "mpd-agl"), ("conv1.norm.weight", "mpd-agl")):
+    for key, source in (("conv1.synapse.weight", "mpd-agl"), ("conv1.norm.weight", "mpd-agl")):
         torch.save({**state, key: huge}, tmp_path / "huge.pt")
         refused(tmp_path / "huge.pt", "1099511627776", source)
     jelly = {k.replace("rho", "w"): v for k, v in state.items()}
     torch.save({**jelly, "conv1.norm.weight": huge}, tmp_path / "huge.pt")
     refused(tmp_path / "huge.pt", "1099511627776", "spikingjelly")
-    torch.save({**state, "conv1.conv.weight": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({**state, "conv1.synapse.weight": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
     refused(tmp_path / "sparse.pt", "is no plain tensor|holds more than tensors")
 
 
@@ -225,7 +225,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     refused(tmp_path / "empty.pt", "holds no state_dict")
     out = io.BytesIO()
-    net = create_model("cnn8", width=1 / 32)
+    net = create_model("cnn8", width_mult=1 / 32)
     torch.save(net.state_dict(), out)
     whole = out.getvalue()
     for end in range(0, len(whole), len(whole) // 40):

@@ -134,14 +134,14 @@ def test_what_is_added_to_the_spikes(backend, T, S):
     options = {"num_steps": T, "batch_stats": True, "backend": backend}
     alone, added = case.leaves(torch.float32), case.leaves(torch.float32)
     s0, _, _ = tdbn_neuron(*alone[:3], *rest, *alone[3:], **options)
-    s1, _, _ = tdbn_neuron(*added[:3], *rest, *added[3:], **options, plus_TNC=plus)
+    s1, _, _ = tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual_TNC=plus)
     assert torch.equal(s1, s0 + plus)
     g = case.g.float()
     *g1, g_plus = torch.autograd.grad(s1, [*added, plus], g)
     assert torch.equal(g_plus, g)
     assert all(torch.equal(a, b) for a, b in zip(g1, torch.autograd.grad(s0, alone, g), strict=True))
     with pytest.raises(InputError, match="must have it too, got"):
-        tdbn_neuron(*added[:3], *rest, *added[3:], **options, plus_TNC=plus[:, :3])
+        tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual_TNC=plus[:, :3])
 
 
 @pytest.mark.parametrize("backend", HERE)

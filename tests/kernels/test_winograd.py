@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, passes, winograd
-from mpd_agl.kernels.passes import Ways
+from mpd_agl.kernels import backends_here, convolution, winograd
+from mpd_agl.kernels.convolution import Ways
 from tests.kernels.cases import difference
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
@@ -41,7 +41,7 @@ def test_output_and_every_gradient(level, layout):
         *leaves, grad = tensors(*shape, padding)
         exact = [a.double().requires_grad_() for a in leaves]
         ours = [(a.contiguous(memory_format=layout) if a.dim() == 4 else a).requires_grad_() for a in leaves]
-        y, want = passes.conv(*ours, padding=padding, ways=WINOGRAD), torch.conv2d(*exact, padding=padding)
+        y, want = convolution.conv(*ours, padding=padding, ways=WINOGRAD), torch.conv2d(*exact, padding=padding)
         assert y.is_contiguous(memory_format=torch.channels_last)
         assert difference(y, want) < TOLERANCE
         found, wanted = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
@@ -67,11 +67,11 @@ def test_every_mixture_of_ways_is_the_same_function():
     exact = [a.double().requires_grad_() for a in (x, weight, bias)]
     want = torch.conv2d(*exact, padding=1)
     wanted = torch.autograd.grad(want, exact, grad.double())
-    known = passes.ways_of(weight, 1, 1)
+    known = convolution.ways_of(weight, 1, 1)
     assert [len(found) for found in known.values()] == [3, 3, 2]
     for ways in itertools.product(*known.values()):
         leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
-        y = passes.conv(*leaves, padding=1, ways=Ways(*ways))
+        y = convolution.conv(*leaves, padding=1, ways=Ways(*ways))
         assert difference(y, want) < 2e-6, ways
         for a, b in zip(torch.autograd.grad(y, leaves, grad), wanted, strict=True):
             assert difference(a, b) < 1e-5, ways  # torch's own are less exact than 1e-6
@@ -109,23 +109,25 @@ def test_not_a_number_stays_in_its_tiles():
 def test_what_it_does_not_take():
     assert winograd.why_not(torch.zeros(16, 16, 3, 3), 2, 1).startswith("it takes 3x3 kernels of stride 1")
     assert winograd.why_not(torch.zeros(16, 24, 3, 3), 1, 1).startswith("it takes channels in multiples of 16")
-    assert passes.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
-    assert passes.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
+    assert convolution.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
+    assert convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
     with pytest.raises(InputError, match="multiples of 16"):
-        passes.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
+        convolution.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
     with pytest.raises(InputError, match="only the dense layer takes this input: it computes in float32"):
-        passes.conv(torch.zeros(1, 16, 4, 4, dtype=torch.float64), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
+        convolution.conv(
+            torch.zeros(1, 16, 4, 4, dtype=torch.float64), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD
+        )
     with pytest.raises(InputError, match="does not fit an input"):
-        passes.conv(torch.zeros(0, 16, 4, 4), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
+        convolution.conv(torch.zeros(0, 16, 4, 4), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
 
 
-@pytest.mark.parametrize("ways", [WINOGRAD, passes.EVENT])
+@pytest.mark.parametrize("ways", [WINOGRAD, convolution.EVENT])
 def test_torchs_defaults_do_not_reach_the_kernels(ways):
     x, weight, bias, grad = tensors(2, 16, 16, 5, 5, 1)
     leaves = [a.requires_grad_() for a in (x, weight, bias)]
 
     def run():
-        y = passes.conv(*leaves, padding=1, ways=ways)
+        y = convolution.conv(*leaves, padding=1, ways=ways)
         return [y, *torch.autograd.grad(y, leaves, grad)]
 
     want = run()
@@ -158,9 +160,9 @@ def test_tensors_that_do_not_fit_are_refused():
         Ways(input_grad="event")
 
 
-@pytest.mark.parametrize("ways", [WINOGRAD, passes.EVENT, Ways(input_grad="winograd")])
+@pytest.mark.parametrize("ways", [WINOGRAD, convolution.EVENT, Ways(input_grad="winograd")])
 def test_gradients_of_gradients_are_refused_not_dropped(ways):
     x, weight, _, _ = tensors(1, 16, 16, 4, 4, 1)
-    y = passes.conv(x.requires_grad_(), weight.requires_grad_(), padding=1, ways=ways)
+    y = convolution.conv(x.requires_grad_(), weight.requires_grad_(), padding=1, ways=ways)
     with pytest.raises(InputError, match="create_graph=True"):
         torch.autograd.grad(y.sum(), x, create_graph=True)

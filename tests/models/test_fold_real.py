@@ -24,7 +24,7 @@ def spikes_of(net, x):
 
 def test_a_trained_network_folds_to_the_same_spikes_on_real_digits():
     torch.manual_seed(0)
-    net = create_model("resnet19", in_channels=1, image_size=28, width=1 / 32, num_steps=2)
+    net = create_model("resnet19", in_channels=1, image_size=28, width_mult=1 / 32, num_steps=2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     loader = Loader(load_dataset("mnist5k", "train"), batch_size=32, seed=0, train=True, num_workers=0)
     for step, (x, y) in enumerate(loader.epoch(0)):

@@ -12,7 +12,7 @@ from mpd_agl.nn import METHODS, SpikingBlock, fold
 def small(name="cnn8", **options):
     torch.manual_seed(0)
     size = {"vgg11": 32, "vgg13": 32, "vgg16": 32}.get(name, 16)
-    defaults = {"width": 1 / 32, "image_size": size, "num_classes": 5, "num_steps": 2, "in_channels": 3}
+    defaults = {"width_mult": 1 / 32, "image_size": size, "num_classes": 5, "num_steps": 2, "in_channels": 3}
     return create_model(name, **(defaults | options))
 
 
@@ -116,8 +116,8 @@ def test_stateless_and_any_number_of_steps():
 def test_a_static_image_meets_the_stem_once():
     net = small(num_steps=4)
     batches = []
-    net.conv1.conv.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
-    net.conv2.conv.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
+    net.conv1.synapse.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
+    net.conv2.synapse.register_forward_hook(lambda m, i, o: batches.append(o.shape[0]))
     net(torch.randn(3, 3, 16, 16))
     assert batches == [3, 12]
 
@@ -129,7 +129,7 @@ def test_the_ann_beside_it_has_the_same_operations():
 
 
 def test_channels_last_throughout():
-    net = small("resnet19", width=1 / 16)
+    net = small("resnet19", width_mult=1 / 16)
     layouts = []
     for module in net.modules():
         if isinstance(module, torch.nn.Conv2d) and module.in_channels > 1:
@@ -146,8 +146,8 @@ def test_channels_last_throughout():
 
 def test_narrow_strided_shortcuts_are_the_strided_convolution():
     """Under 8 channels torch's own backward of a strided 1x1 convolution writes out of bounds in channels_last."""
-    net = small("resnet19", width=1 / 32)
-    conv = net.get_submodule("stage2.block1.shortcut").conv
+    net = small("resnet19", width_mult=1 / 32)
+    conv = net.get_submodule("stage2.block1.shortcut").synapse
     assert type(conv).__name__ == "SubsampledConv"
     x, other = torch.randn(3, 4, 9, 9, requires_grad=True), torch.nn.Conv2d(4, 8, 1, 2, bias=False)
     other.weight = conv.weight
@@ -158,14 +158,14 @@ def test_narrow_strided_shortcuts_are_the_strided_convolution():
         torch.autograd.grad(conv(x), (x, conv.weight), g), torch.autograd.grad(want, (x, conv.weight), g), strict=True
     ):
         torch.testing.assert_close(a, b)
-    assert type(small("resnet19", width=1 / 8).get_submodule("stage2.block1.shortcut").conv) is torch.nn.Conv2d
+    assert type(small("resnet19", width_mult=1 / 8).get_submodule("stage2.block1.shortcut").synapse) is torch.nn.Conv2d
 
 
 def test_init_is_a_choice():
-    kaiming, default = small(width=1.0, init="kaiming"), small(width=1.0, init="pytorch")
+    kaiming, default = small(width_mult=1.0, init="kaiming"), small(width_mult=1.0, init="pytorch")
     fan_out, fan_in = 64 * 9, 64 * 9
-    assert kaiming.conv2.conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
-    assert default.conv2.conv.weight.std().item() == pytest.approx((1 / (3 * fan_in)) ** 0.5, rel=0.05)
+    assert kaiming.conv2.synapse.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+    assert default.conv2.synapse.weight.std().item() == pytest.approx((1 / (3 * fan_in)) ** 0.5, rel=0.05)
 
 
 def trained_a_little(name="resnet19", steps=6, **options):
@@ -257,9 +257,9 @@ def test_weights_round_trip_and_refuse_another_network(tmp_path):
         load_weights(wrong, file)
     assert all(torch.equal(v, before[k]) for k, v in wrong.state_dict().items())
     with pytest.raises(
-        InputError, match=r"of another shape \(first conv1.conv.weight: \(2, 3, 3, 3\), not \(4, 3, 3, 3\)\)"
+        InputError, match=r"of another shape \(first conv1.synapse.weight: \(2, 3, 3, 3\), not \(4, 3, 3, 3\)\)"
     ):
-        load_weights(small(width=1 / 16), file)
+        load_weights(small(width_mult=1 / 16), file)
     with pytest.raises(InputError, match="the file is not there"):
         load_weights(net, tmp_path / "nothing")
     file.write_bytes(file.read_bytes()[:100])
@@ -278,7 +278,7 @@ def test_weights_round_trip_and_refuse_another_network(tmp_path):
             lambda: small(num_steps=0),
             "num_steps must be a whole number of at least 1, got 0. Use num_steps=2, as the paper does.",
         ),
-        (lambda: small(width=0), "width must be positive, got 0"),
+        (lambda: small(width_mult=0), "width_mult must be positive, got 0"),
         (lambda: small(v_th=0.0), "v_th must be positive, got 0.0"),
         (lambda: small(tau=1.0), "must lie between 0 and 1, got 1.0"),
         (lambda: small(init="xavier"), "unknown init 'xavier'"),

@@ -12,7 +12,7 @@ from mpd_agl.nn import TdBatchNorm, fold
 def network(name, **options):
     """With running statistics of a batch, so that neurons fire."""
     torch.manual_seed(0)
-    net = create_model(name, width=0.125, image_size=16, **options).train()
+    net = create_model(name, width_mult=0.125, image_size=16, **options).train()
     shape = (8, net.options.in_channels, 16, 16)
     x = torch.randn((net.num_steps, *shape) if name == "vggsnn" else shape)
     for norm in net.modules():
@@ -98,10 +98,10 @@ def test_threshold_one_is_the_whole_pass():
 
 
 def test_refusals():
-    net = create_model("cnn8", width=0.125, image_size=16).eval()
+    net = create_model("cnn8", width_mult=0.125, image_size=16).eval()
     with pytest.raises(InputError, match="fold"):
         OneStep(net)
     with pytest.raises(InputError, match="ANN"):
-        OneStep(create_model("cnn8", width=0.125, image_size=16, ann=True).eval())
+        OneStep(create_model("cnn8", width_mult=0.125, image_size=16, ann=True).eval())
     with pytest.raises(InputError, match="0.9 is a start"):
         answer_early(OneStep(fold(net)), torch.zeros(1, 3, 16, 16), 2, 1.5)

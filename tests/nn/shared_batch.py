@@ -40,7 +40,7 @@ def worst(pairs: Any) -> float:
 
 def network(name: str, method: str, options: dict[str, Any], dtype: torch.dtype, backend: str, split: Any) -> Any:
     torch.manual_seed(0)
-    whole = create_model(name, method=method, width=0.05, image_size=8, backend=backend, **options).to(dtype)
+    whole = create_model(name, method=method, width_mult=0.05, image_size=8, backend=backend, **options).to(dtype)
     with torch.no_grad():
         for parameter in whole.parameters():
             if parameter.dim() == 1:

@@ -38,7 +38,7 @@ def conv_block(method="mpd-agl", channels=6, **options):
 
 
 def by_equations(block, s_TNC, kappa_T):
-    x = over_time(block.conv, s_TNC)
+    x = over_time(block.synapse, s_TNC)
     n = block.norm
     i = core.tdbn(x, n.weight, n.bias, *core.batch_moments(x), v_th=n.v_th, alpha=n.alpha, eps=n.eps)
     neuron = block.neuron
@@ -49,7 +49,7 @@ def by_equations(block, s_TNC, kappa_T):
 def test_block_in_float64_is_the_equations(method):
     block = conv_block(method, backend="eager").double()
     s_TNC = (torch.rand(3, 4, 3, 8, 8) < 0.3).double()
-    kappa_T = block.kappa(3, x_SNC=over_time(block.conv, s_TNC)).double()
+    kappa_T = block.kappa(3, x_SNC=over_time(block.synapse, s_TNC)).double()
     want = by_equations(block, s_TNC, kappa_T)
     parameters = list(block.parameters())
     g = torch.randn_like(want)
@@ -97,7 +97,7 @@ def test_widths_by_hand(method, want):
 def test_deeptage_width_from_the_potentials():
     block = conv_block("deeptage")
     s_TNC = (torch.rand(3, 4, 3, 8, 8) < 0.3).float()
-    x = over_time(block.conv, s_TNC)
+    x = over_time(block.synapse, s_TNC)
     n = block.norm
     i = core.tdbn(x, n.weight, n.bias, *core.batch_moments(x))
     _, v_T = core.lif(i, block.neuron.tau, torch.ones(3))
@@ -160,7 +160,7 @@ def test_a_static_image_is_the_repeated_image_with_one_convolution():
     block = conv_block()
     images = torch.randn(1, 4, 3, 8, 8)
     calls = []
-    block.conv.register_forward_hook(lambda m, i, o: calls.append(o.shape[0]))
+    block.synapse.register_forward_hook(lambda m, i, o: calls.append(o.shape[0]))
     once = block(images, num_steps=3)
     g = torch.randn_like(once)
     g_once = torch.autograd.grad(once, list(block.parameters()), g)

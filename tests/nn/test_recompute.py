@@ -8,16 +8,16 @@ import torch
 from torch.nn import functional as F
 
 from mpd_agl.analysis import Monitor
-from mpd_agl.kernels import Events, backends_here
+from mpd_agl.kernels import ActiveLists, backends_here
 from mpd_agl.models import create_model
-from mpd_agl.nn import SpikingBlock, sparse_layers, synapses
+from mpd_agl.nn import SpikingBlock, event_layers, synapses
 
 NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
 
 def step(name, recompute, **options):
     torch.manual_seed(0)
-    net = create_model(name, recompute=recompute, width=0.125, image_size=16, **options).train()
+    net = create_model(name, recompute=recompute, width_mult=0.125, image_size=16, **options).train()
     T, frames = net.num_steps, name == "vggsnn"
     shape = (4, net.options.in_channels, 16, 16)
     x = torch.randn((T, *shape) if frames else shape, generator=torch.Generator().manual_seed(1))
@@ -43,8 +43,8 @@ def step(name, recompute, **options):
         ("resnet19", {"method": "asgl"}),  # draws random numbers in the forward pass
         ("vggsnn", {"num_steps": 3}),
         ("cnn8", {"method": "psg"}),
-        pytest.param("resnet19", {"conv": "event"}, marks=NATIVE),
-        pytest.param("resnet19", {"conv": "event", "block": "zheng"}, marks=NATIVE),
+        pytest.param("resnet19", {"conv_impl": "event"}, marks=NATIVE),
+        pytest.param("resnet19", {"conv_impl": "event", "block": "zheng"}, marks=NATIVE),
         ("resnet18", {"ann": True}),
     ],
 )
@@ -58,7 +58,7 @@ def test_loss_gradients_and_statistics_are_the_same_bits_and_less_is_kept(name, 
 
 
 def test_statistics_are_updated_once_and_stay_the_networks_own():
-    net = create_model("cnn8", width=0.125, image_size=16, recompute=True).train()
+    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True).train()
     before = dict(net.named_buffers())
     F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4)).backward()
     assert all(b is before[n] for n, b in net.named_buffers())
@@ -70,7 +70,7 @@ def test_a_monitor_sees_one_pass_and_keeps_nothing():
     snapshots = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        net = create_model("resnet19", width=0.125, image_size=16, recompute=recompute).train()
+        net = create_model("resnet19", width_mult=0.125, image_size=16, recompute=recompute).train()
         monitor = Monitor(net, every=1)
         x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
         F.cross_entropy(net(x).mean(0), torch.arange(4)).backward()
@@ -80,7 +80,7 @@ def test_a_monitor_sees_one_pass_and_keeps_nothing():
 
 
 def test_evaluation_is_the_plain_call():
-    net = create_model("cnn8", width=0.125, image_size=16, recompute=True).eval()
+    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True).eval()
     x = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         a = net(x)
@@ -92,8 +92,8 @@ def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
     """A clock by which event and dense win in turns: a choice that changes between the passes would be an error."""
     clock = itertools.cycle([2.0, 1.0] * (6 * synapses.TRIES) + [1.0, 2.0] * (6 * synapses.TRIES))  # 6 layers
     monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(clock))[1])
-    net = create_model("cnn8", width=0.125, image_size=16, recompute=True, conv="auto").train()
-    layers = sparse_layers(net).values()
+    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="auto").train()
+    layers = event_layers(net).values()
     for layer in layers:
         layer.every = 2
     taken = []
@@ -110,7 +110,7 @@ def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
 
 @NATIVE
 def test_neurons_list_their_spikes_in_every_step_but_the_first():
-    net = create_model("cnn8", width=0.125, image_size=16, recompute=True, conv="event").train()
+    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="event").train()
     blocks = [m for m in net.modules() if isinstance(m, SpikingBlock)]
     listed = []
     for _ in range(3):
@@ -126,17 +126,17 @@ def test_neurons_list_their_spikes_in_every_step_but_the_first():
 def test_a_recomputed_part_keeps_the_active_lists_of_its_input_alone():
     found = {}
     for recompute in (False, True):
-        net = create_model("resnet19", width=0.125, image_size=16, recompute=recompute, conv="event").train()
+        net = create_model("resnet19", width_mult=0.125, image_size=16, recompute=recompute, conv_impl="event").train()
         for _ in range(2):  # scanned, then listed by the neurons
             made = []
-            original = Events.__init__
+            original = ActiveLists.__init__
 
             def noted(self, *a, original=original, made=made):
                 original(self, *a)
                 made.append(weakref.ref(self.index))
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Events, "__init__", noted)
+                patch.setattr(ActiveLists, "__init__", noted)
                 loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
             found.setdefault(recompute, []).append(sum(r() is not None for r in made))
             loss.backward()

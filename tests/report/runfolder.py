@@ -118,7 +118,7 @@ def record(name="first", epochs=3, **changes):
         "config": {
             "method": "mpd-agl",
             "seed": 0,
-            "model": {"name": "cnn8", "width": 0.25, "num_steps": T, "v_th": V_TH, "ann": False},
+            "model": {"name": "cnn8", "width_mult": 0.25, "num_steps": T, "v_th": V_TH, "ann": False},
             "data": {"name": "mnist5k", "data_dir": ""},
             "loss": {"name": "ce"},
             "train": {"epochs": epochs, "batch_size": 50},

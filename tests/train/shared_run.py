@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from mpd_agl.data.loader import Loader
 from mpd_agl.data.share import share
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import resuming, training
 from mpd_agl.kernels import Replicas
 from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
+from mpd_agl.runs import resuming, training
 from mpd_agl.train.distributed import ALONE, EndedTogether, Group
 from mpd_agl.train.ema import Ema
 from mpd_agl.train.signals import Stopped
@@ -81,7 +81,7 @@ def poisoned(path: Path, ranks: Group, *, at: int) -> str:
 def steps(ranks: Group, method: str, accumulate: int) -> float:
     """Optimizer steps on batches of 12, 10 and 3 in float64: the largest difference of a weight from one process's."""
     torch.manual_seed(0)
-    net = create_model("cnn8", method=method, width=0.05, image_size=8, backend="eager").double()
+    net = create_model("cnn8", method=method, width_mult=0.05, image_size=8, backend="eager").double()
     nets = [net, copy.deepcopy(net)]
     share_batch(nets[0], Replicas())
     shared, alone = (

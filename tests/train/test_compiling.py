@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import torch
 
-from mpd_agl.experiments.compiling import compile_first
 from mpd_agl.models import create_model
+from mpd_agl.runs.compiling import compile_first
 
 
 class Two:
@@ -15,7 +15,7 @@ class Two:
 
 
 def test_it_is_told_and_neither_weights_nor_random_numbers_move():
-    net = create_model("cnn8", width=0.0625, image_size=16, method="asgl", backend="eager").train()
+    net = create_model("cnn8", width_mult=0.0625, image_size=16, method="asgl", backend="eager").train()
     before = {n: b.clone() for n, b in net.state_dict().items()}
     state, said = torch.get_rng_state(), []
     seconds = compile_first(net, Two(), torch.device("cpu"), 3, said.append)

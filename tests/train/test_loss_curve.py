@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpd_agl.kernels import backends_here, passes
+from mpd_agl.kernels import backends_here, convolution
 from mpd_agl.models import create_model
-from mpd_agl.nn import Choice, sparse_layers
+from mpd_agl.nn import Choice, event_layers
 from mpd_agl.train.config import LossConfig, OptimConfig
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.optim import build_optimizer
@@ -23,14 +23,14 @@ STORED = Path(__file__).parent / "loss_curve.json"
 STEPS = 50
 
 
-def curve(backend: str, way: str = "", width: float = 0.0625, **options: bool) -> list[float]:
+def curve(backend: str, way: str = "", width_mult: float = 0.0625, **options: bool) -> list[float]:
     """Ten noisy patterns, learnt by CNN-8 at 1/16 width; `way`: of every pass of a convolution that has it."""
     torch.manual_seed(0)
-    made = {"backend": backend, "conv": "auto" if way else "dense", **options}
-    net = create_model("cnn8", width=width, image_size=8, **made).train()
+    made = {"backend": backend, "conv_impl": "auto" if way else "dense", **options}
+    net = create_model("cnn8", width_mult=width_mult, image_size=8, **made).train()
     taking = 0
-    for layer in sparse_layers(net).values() if way else ():
-        known = passes.ways_of(layer.weight, layer.events_stride, layer.events_padding)
+    for layer in event_layers(net).values() if way else ():
+        known = convolution.ways_of(layer.weight, layer.events_stride, layer.events_padding)
         taken = {name: way if way in ways else "dense" for name, ways in known.items()}
         taking += way in taken.values()
         layer.choice, layer.every = Choice(0.0, {n: {w: 0.0} for n, w in taken.items()}, 0.0, taken), 0
@@ -73,7 +73,7 @@ def test_other_ways_of_a_convolution_do_not_change_the_curve(way: str) -> None:
     """At twice the width: Winograd's form takes channels in multiples of 16."""
     if why := backends_here()["native"]:
         pytest.skip(why)
-    dense, found = curve("native", width=0.125), curve("native", way, width=0.125)
+    dense, found = curve("native", width_mult=0.125), curve("native", way, width_mult=0.125)
     assert found[:5] == pytest.approx(dense[:5], abs=1e-4)
     assert sum(abs(a - b) for a, b in zip(found, dense, strict=True)) / STEPS < 0.05
 

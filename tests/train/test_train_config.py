@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from mpd_agl.cli.options import FLAGS, VALUES, parse
 from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
-from mpd_agl.experiments.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.experiments.presets import list_presets, read_preset
-from mpd_agl.experiments.resolve import check_same, fields_of, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.runs.presets import list_presets, read_preset
+from mpd_agl.runs.resolve import check_same, fields_of, flatten, merge, nest, read_toml, resolve, to_toml
 
 PAPER = {
     "cifar10-resnet19-t2": ("resnet19", "cifar10", 2),
@@ -39,7 +39,7 @@ def test_the_papers_recipes(name: str) -> None:
     c = resolve(read_preset(name))
     dvs, adam = c.data.name == "cifar10dvs", name.endswith("tet")
     assert (c.model.name, c.data.name, c.model.num_steps) == PAPER[name]
-    assert (c.method, c.model.width, c.model.v_th, c.model.tau) == ("mpd-agl", 1.0, 0.5, 0.2)
+    assert (c.method, c.model.width_mult, c.model.v_th, c.model.tau) == ("mpd-agl", 1.0, 0.5, 0.2)
     assert (c.train.epochs, c.train.batch_size, c.optim.schedule) == (150, 50 if dvs else 100, "cosine")
     assert (c.optim.name, c.optim.lr) == (("adam", 1e-3) if adam else ("sgd", 0.1))
     assert (c.loss.name, c.loss.tet_lambda) == ("tet" if adam else "ce", 1e-3)
@@ -131,12 +131,12 @@ def test_any_command_line_is_parsed(argv: list[str]) -> None:
 
 
 def test_values_from_the_command_line_take_their_types() -> None:
-    argv = "--model.width 0.125 --optim.lr=5e-2 --method lsg --model.num-steps 4 --train.no-deterministic"
+    argv = "--model.width_mult 0.125 --optim.lr=5e-2 --method lsg --model.num-steps 4 --train.no-deterministic"
     argv += " --no-optim.nesterov --model.ann true --data.augment crop=2,flip"
     o = parse(argv.split())
     assert not o.mistakes
     c = resolve(nest(o.overrides), given=o.overrides)
-    assert (c.model.width, c.optim.lr, c.method, c.model.num_steps) == (0.125, 0.05, "lsg", 4)
+    assert (c.model.width_mult, c.optim.lr, c.method, c.model.num_steps) == (0.125, 0.05, "lsg", 4)
     assert (c.train.deterministic, c.model.ann, c.data.augment) == (False, True, ("crop=2", "flip"))
 
 

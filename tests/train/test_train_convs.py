@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import convs, training
-from mpd_agl.kernels import backends_here, passes
-from mpd_agl.nn import synapses
+from mpd_agl.kernels import backends_here, convolution
+from mpd_agl.nn import event_layers
+from mpd_agl.runs import conv_choices, training
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt
 from tests.train.tiny import Silent, fingerprint, tiny
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
-AUTO = {"model": {"conv": "auto", "width": 0.125}, "train": {"ema": 0.9}}  # 16 channels and more: all ways
+AUTO = {"model": {"conv_impl": "auto", "width_mult": 0.125}, "train": {"ema": 0.9}}  # 16 channels and more: all ways
 
 
 class Clock:
@@ -40,18 +40,18 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(synapses, "_ms", made.ms)
-    monkeypatch.setattr(convs, "due", made.due)
+    monkeypatch.setattr(event_layers, "_ms", made.ms)
+    monkeypatch.setattr(conv_choices, "due", made.due)
     return made
 
 
 def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock: Clock) -> None:
     training.start(tiny(AUTO), tmp_path / "whole", Silent())
-    kept = (tmp_path / "whole" / convs.FILE).read_text()
+    kept = (tmp_path / "whole" / conv_choices.FILE).read_text()
     measured = json.loads(kept)
     assert [m["step"] for m in measured] == [0, 2, 6]
     choices = [c for m in measured for c in m["layers"].values()]
-    for name, known in passes.KNOWN.items():
+    for name, known in convolution.KNOWN.items():
         assert {c["taken"][name] for c in choices} == set(known)
     assert all(0 <= c["rate"] <= 1 for c in choices)
     assert json.loads((tmp_path / "whole" / "record.json").read_text())["convs"] == measured
@@ -66,21 +66,21 @@ def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock:
         file.unlink()
     newest.rmdir()
     assert training.resume(path, {}, Silent()).status == "finished"
-    assert (path / convs.FILE).read_text() == kept
+    assert (path / conv_choices.FILE).read_text() == kept
     assert clock.steps.count(6) == 2
     assert fingerprint(path) == fingerprint(tmp_path / "whole")
 
 
 def test_event_alone_trains_and_resumes_without_a_file(tmp_path: Path) -> None:
-    record = training.start(tiny({"model": {"conv": "event"}, "train": {"epochs": 1}}), tmp_path / "run", Silent())
+    record = training.start(tiny({"model": {"conv_impl": "event"}, "train": {"epochs": 1}}), tmp_path / "run", Silent())
     assert record.status == "finished"
     assert record.convs is None
-    assert not (tmp_path / "run" / convs.FILE).exists()
+    assert not (tmp_path / "run" / conv_choices.FILE).exists()
 
 
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(Stopped):
         training.start(tiny(AUTO), tmp_path / "run", StopAt(2))
-    (tmp_path / "run" / convs.FILE).write_text("[{")
+    (tmp_path / "run" / conv_choices.FILE).write_text("[{")
     with pytest.raises(InputError, match=r"convs\.json is damaged or of another version"):
         training.resume(tmp_path / "run", {}, Silent())

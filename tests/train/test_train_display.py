@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mpd_agl.experiments import training
-from mpd_agl.experiments.config import MonitorConfig
-from mpd_agl.experiments.watch import Watch, build_watch
+from mpd_agl.runs import training
+from mpd_agl.runs.config import MonitorConfig
+from mpd_agl.runs.monitoring import Watch, build_watch
 from mpd_agl.train.console import JsonLines, Lines, Live, Quiet, build_display, duration
 from mpd_agl.train.trackers import Trackers, numbers
 from tests.train.tiny import Silent, tiny
@@ -151,7 +151,7 @@ def test_the_monitor_sees_training_steps_only_and_leaves_no_hook() -> None:
 
     from mpd_agl.models import create_model
 
-    net = create_model("cnn8", width=0.03125, in_channels=1, image_size=16)
+    net = create_model("cnn8", width_mult=0.03125, in_channels=1, image_size=16)
     watch = build_watch(net, MonitorConfig(every=2, silent_below=1.0), spiking=True)
     assert isinstance(watch, Watch)
     seen = []

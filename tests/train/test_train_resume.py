@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpd_agl.errors import InputError
-from mpd_agl.experiments import training
+from mpd_agl.runs import training
 from mpd_agl.train.signals import Stopped
 from tests.train.tiny import Silent, fingerprint, tiny
 
@@ -206,7 +206,7 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
-    from mpd_agl.experiments.trained import load_run
+    from mpd_agl.runs.load_run import load_run
 
     path, notes = tmp_path / "run", Silent()
     with pytest.raises(Stopped):

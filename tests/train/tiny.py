@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.resolve import merge, resolve
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import merge, resolve
 from mpd_agl.train.console import Quiet
 
 TINY: dict[str, Any] = {
-    "model": {"name": "cnn8", "width": 0.03125, "num_steps": 2},
+    "model": {"name": "cnn8", "width_mult": 0.03125, "num_steps": 2},
     "data": {"name": "mnist5k", "train_samples": 48, "test_samples": 40, "augment": ["crop=2", "flip"]},
     "train": {"epochs": 3, "batch_size": 12, "test_batch_size": 20, "threads": 1},
     "checkpoint": {"every_steps": 1, "keep_last": 3},

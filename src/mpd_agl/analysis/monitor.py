@@ -77,7 +77,7 @@ class Monitor:
     `detail` adds histograms of the potentials and every channel's gamma and beta.
 
     >>> from mpd_agl.models import create_model
-    >>> net = create_model("cnn8", width=0.125, image_size=16)
+    >>> net = create_model("cnn8", width_mult=0.125, image_size=16)
     >>> monitor = Monitor(net, every=1)
     >>> _ = net(torch.randn(4, 3, 16, 16)), monitor.step()
     >>> list(monitor.history[-1].layers)[:2], len(monitor.history[-1].layers["conv1"].kappa_T)
@@ -134,7 +134,7 @@ class Monitor:
                 self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"), self.detail)
 
         self._handles += [
-            block.conv.register_forward_hook(synapses_ran),
+            block.synapse.register_forward_hook(synapses_ran),
             block.neuron.register_forward_hook(neuron_ran),
             block.register_forward_hook(block_ran, with_kwargs=True),
         ]

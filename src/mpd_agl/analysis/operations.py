@@ -26,7 +26,7 @@ def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
     found: dict[str, nn.Conv2d | nn.Linear] = {}
     for path, module in net.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            found[path.removesuffix(".conv").removesuffix(".linear")] = module
+            found[path.removesuffix(".synapse").removesuffix(".linear")] = module
     return found
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.bench import agree, peers
-from mpd_agl.bench.agree import Agreement
+from mpd_agl.bench import equivalence, peers
+from mpd_agl.bench.equivalence import Agreement
 from mpd_agl.bench.setting import Setting
 from mpd_agl.errors import unknown_name
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network, create_model
-from mpd_agl.nn import TdBatchNorm, fold, sparse_layers
+from mpd_agl.nn import TdBatchNorm, event_layers, fold
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import build_optimizer
 
@@ -51,7 +51,7 @@ CONTENDERS = {
         Contender("convs", "the network's convolutions alone, each in its faster memory format"),
     )
 }
-OPTIONS: dict[str, dict[str, Any]] = {"": {}, "recompute": {"recompute": True}, "auto": {"conv": "auto"}}
+OPTIONS: dict[str, dict[str, Any]] = {"": {}, "recompute": {"recompute": True}, "auto": {"conv_impl": "auto"}}
 """What stands behind the + of a name."""
 UNCHECKED = ("ann", "convs")
 """Not our function: nothing to compare."""
@@ -88,7 +88,7 @@ def network(setting: Setting, **options: Any) -> Network:
     """The network from its seed; for inference with running statistics of a batch, so that neurons fire as in a trained one."""
     torch.manual_seed(0)
     size = {"image_size": setting.image_size} if setting.image_size else {}
-    made = {"width": setting.width, "num_steps": setting.num_steps, "method": setting.method}
+    made = {"width_mult": setting.width_mult, "num_steps": setting.num_steps, "method": setting.method}
     net = create_model(setting.model, **made, **size, **{"backend": "eager", **options}).train()
     if setting.work == "infer":
         norms = [m for m in net.modules() if isinstance(m, TdBatchNorm | nn.BatchNorm1d | nn.BatchNorm2d)]
@@ -123,7 +123,7 @@ def timed_network(name: str, setting: Setting) -> nn.Module:
     net = network(setting, backend=backend.partition("-")[0], **OPTIONS[option])
     if option == "auto":
         net.load_state_dict(network(setting).state_dict())  # running statistics to the bit
-        for layer in sparse_layers(net).values():
+        for layer in event_layers(net).values():
             layer.choose("auto")  # on the batch that is timed
     if setting.work == "train" or name == "native-unfolded":
         return net
@@ -235,25 +235,27 @@ def check(name: str, setting: Setting) -> Agreement:
         plain, compiled = timed_network("ann", few), timed_network(name, few)
         x = inputs(few, plain)[0]  # type: ignore[arg-type]
         return logits_agree(plain, compiled, x if setting.frames else x.unsqueeze(0), f"{how}; its logits eagerly")
-    ours = agree.reference(network(few))
+    ours = equivalence.reference(network(few))
     x, _ = inputs(few, ours)
     if name == "compiled" and setting.work == "infer":
         whole = torch.compile(fold(ours), dynamic=False)
-        return agree.logits_agree(ours, whole, x.double(), rtol=1e-9, how="logits in float64")  # type: ignore[arg-type]
-    return against(ours, agree.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
+        return equivalence.logits_agree(ours, whole, x.double(), rtol=1e-9, how="logits in float64")  # type: ignore[arg-type]
+    return against(ours, equivalence.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
 
 
-def against(ours: Network, found: dict[str, agree.Call], theirs: nn.Module, x: Tensor, *, whole: bool) -> Agreement:
+def against(
+    ours: Network, found: dict[str, equivalence.Call], theirs: nn.Module, x: Tensor, *, whole: bool
+) -> Agreement:
     """Whether a contender, which is used up, fires where the reference does; `whole`: and has its logits in float64."""
-    result = agree.blocks_agree(found, theirs, ours.options.v_th)
+    result = equivalence.blocks_agree(found, theirs, ours.options.v_th)
     if not (result.agrees and whole):
         return result
     theirs = theirs.double()
     peers.reset(theirs)
-    logits = agree.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
+    logits = equivalence.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
     return Agreement(logits.agrees, logits.how, result.differ, result.worst)
 
 
 def logits_agree(plain: nn.Module, compiled: nn.Module, x: Tensor, how: str) -> Agreement:
     """An ANN against its compiled self, in float32."""
-    return agree.logits_agree(plain, compiled, x, rtol=1e-4, how=how)
+    return equivalence.logits_agree(plain, compiled, x, rtol=1e-4, how=how)

@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mpd_agl.bench import eventnetwork, eventtable
-from mpd_agl.bench.events import WHAT
+from mpd_agl.bench import active_layers, active_network
+from mpd_agl.bench.active import WHAT
 from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 from mpd_agl.report import draw
@@ -77,8 +77,8 @@ def where(record: dict[str, Any]) -> str:
 def table_lines(record: dict[str, Any]) -> list[str]:
     """A table for each kind of work, and the plot."""
     lines = []
-    for key, title in eventtable.SPEED_UPS.items():
-        at, rows = eventtable.rows(record["table"]["cells"], key)
+    for key, title in active_layers.SPEED_UPS.items():
+        at, rows = active_layers.rows(record["table"]["cells"], key)
         lines += [f"| {title} | " + " | ".join(f"{100 * r:g} % active" for r in at) + " |"]
         lines += ["|---" * (len(at) + 1) + "|"]
         lines += [f"| {name} | " + " | ".join(shown) + " |" for name, shown in rows]
@@ -99,7 +99,7 @@ def network_lines(record: dict[str, Any]) -> list[str]:
         s = found["setting"]
         title = f"{part}, {s['model']}, width {s['width']:g}, T={s['num_steps']}, batch {s['batch']}"
         lines += [f"| {title} | ms | times ours | range |", "|---|---|---|---|"]
-        for name, c in eventnetwork.ordered(found):
+        for name, c in active_network.ordered(found):
             ratio = found["ratios"]["of"][name]
             low, high = ratio["range"] if ratio else (0, 0)
             shown = f"{ratio['time']:.2f} | {low:.2f} to {high:.2f}" if ratio else "outputs differ |"

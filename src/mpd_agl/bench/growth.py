@@ -14,7 +14,7 @@ from mpd_agl.records import canonical, write_atomic
 AXES: dict[str, tuple[float, ...]] = {
     "num_steps": (1, 2, 4, 8, 16),
     "batch": (1, 4, 16, 64, 256),
-    "width": (0.125, 0.25, 0.5, 1.0),
+    "width_mult": (0.125, 0.25, 0.5, 1.0),
 }
 AT_WIDTH_BATCH = 16
 """Full width at a larger batch takes minutes for a point."""
@@ -27,7 +27,7 @@ def points(base: Setting, axes: Sequence[str]) -> list[tuple[str, float, Setting
         for value in AXES[axis]:
             least = 2 if axis == "batch" and base.work == "train" else value
             moved: dict[str, Any] = {axis: value if axis == "width" else int(max(value, least))}
-            if axis == "width":
+            if axis == "width_mult":
                 moved["batch"] = min(base.batch, AT_WIDTH_BATCH)
             found.append((axis, moved[axis], setting_of(base, **moved)))
     return found

@@ -45,11 +45,11 @@ TARGETS = (
     Target("inference, full width", "infer-full", "spikingjelly", "faster", 1.3),
 )
 SETTINGS: dict[str, dict[str, Any]] = {
-    NARROW: {"work": "train", "model": "resnet19", "width": 0.125, "num_steps": 2, "batch": 100},
-    FULL: {"work": "train", "model": "resnet19", "width": 1.0, "num_steps": 2, "batch": 16},
-    VGG: {"work": "train", "model": "vggsnn", "width": 0.25, "num_steps": 10, "batch": 16},
-    "infer-narrow": {"work": "infer", "model": "resnet19", "width": 0.125, "num_steps": 2, "batch": 64},
-    "infer-full": {"work": "infer", "model": "resnet19", "width": 1.0, "num_steps": 2, "batch": 64},
+    NARROW: {"work": "train", "model": "resnet19", "width_mult": 0.125, "num_steps": 2, "batch": 100},
+    FULL: {"work": "train", "model": "resnet19", "width_mult": 1.0, "num_steps": 2, "batch": 16},
+    VGG: {"work": "train", "model": "vggsnn", "width_mult": 0.25, "num_steps": 10, "batch": 16},
+    "infer-narrow": {"work": "infer", "model": "resnet19", "width_mult": 0.125, "num_steps": 2, "batch": 64},
+    "infer-full": {"work": "infer", "model": "resnet19", "width_mult": 1.0, "num_steps": 2, "batch": 64},
 }
 NAMES = {
     "spikingjelly": "SpikingJelly",

@@ -16,15 +16,15 @@ from mpd_agl.nn import PLIF, SpikingBlock
 
 
 class PeerBlock(nn.Module):
-    """Synapses of ours, norm and neuron of the peer. Called as `SpikingBlock` is."""
+    """EventLayer of ours, norm and neuron of the peer. Called as `SpikingBlock` is."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
-        self.conv = copy.deepcopy(block.conv)
+        self.synapse = copy.deepcopy(block.synapse)
 
     def synapses(self, x_SNC: Tensor, num_steps: int | None) -> Tensor:
         """The convolution's output of T steps, with T folded into the batch, in channels_last memory."""
-        y: Tensor = self.conv(x_SNC.flatten(0, 1))
+        y: Tensor = self.synapse(x_SNC.flatten(0, 1))
         if num_steps is not None and x_SNC.shape[0] == 1 < num_steps:
             y = torch.cat([y] * num_steps)  # `repeat` would leave channels_last
         return y
@@ -59,7 +59,7 @@ class SpikingJellyBlock(PeerBlock):
         from spikingjelly.activation_based import layer, neuron, surrogate
 
         assert block.norm is not None
-        flat = isinstance(block.conv, nn.Linear)
+        flat = isinstance(block.synapse, nn.Linear)
         kind = layer.ThresholdDependentBatchNorm1d if flat else layer.ThresholdDependentBatchNorm2d
         self.norm = kind(block.norm.alpha, block.neuron.v_th, block.norm.num_features)
         copy_norm(self.norm, block)
@@ -102,7 +102,7 @@ class SnnTorchBlock(PeerBlock):
         from snntorch import surrogate
 
         assert block.norm is not None
-        flat = isinstance(block.conv, nn.Linear)
+        flat = isinstance(block.synapse, nn.Linear)
         self.norm = (nn.BatchNorm1d if flat else nn.BatchNorm2d)(block.norm.num_features)
         copy_norm(self.norm, block)
         self.neuron = snntorch.Leaky(

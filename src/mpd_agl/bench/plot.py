@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from mpd_agl.bench.setting import from_dict
 from mpd_agl.report import draw
 
-LABELS = {"num_steps": "T", "batch": "batch", "width": "width"}
+LABELS = {"num_steps": "T", "batch": "batch", "width_mult": "width"}
 
 
 def ordered(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -37,7 +37,7 @@ def bars(record: dict[str, Any]) -> Figure:
 
 def curves(record: dict[str, Any]) -> Figure:
     """Time and memory of a step over T, batch and width, one column each; double logarithmic."""
-    axes_of = [a for a in ("num_steps", "batch", "width") if any(p["axis"] == a for p in record["points"])]
+    axes_of = [a for a in ("num_steps", "batch", "width_mult") if any(p["axis"] == a for p in record["points"])]
     with draw.style():
         figure = Figure(figsize=(0.85 * draw.WIDTH * len(axes_of), 1.7 * draw.HEIGHT))
         grid = figure.subplots(2, len(axes_of), squeeze=False)

@@ -17,7 +17,7 @@ class Setting:
     work: Literal["train", "infer"] = "train"
     """`train`: forward, loss, backward, update; `infer`: evaluation mode without gradients."""
     model: str = "resnet19"
-    width: float = 0.125
+    width_mult: float = 0.125
     num_steps: int = 2
     batch: int = 100
     image_size: int = 0
@@ -35,8 +35,10 @@ class Setting:
         for name, least in (("num_steps", 1), ("batch", 1), ("image_size", 0), ("threads", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if not self.width > 0 or not math.isfinite(self.width):
-            raise InputError(f"width must be positive, got {self.width}. 0.125 is an eighth of the paper's channels.")
+        if not self.width_mult > 0 or not math.isfinite(self.width_mult):
+            raise InputError(
+                f"width_mult must be positive, got {self.width_mult}. 0.125 is an eighth of the paper's channels."
+            )
         if self.work == "train" and self.batch < 2:
             raise InputError("training needs a batch of at least 2 for its batch statistics, got 1. Use --batch 2.")
 
@@ -51,7 +53,7 @@ class Setting:
         what = "training step" if self.work == "train" else "inference"
         size = f", {self.image_size}x{self.image_size}" if self.image_size else ""
         return (
-            f"{what}: {self.model}, width {self.width:g}, T={self.num_steps}, batch {self.batch}{size}, "
+            f"{what}: {self.model}, width_mult {self.width_mult:g}, T={self.num_steps}, batch {self.batch}{size}, "
             f"float32, {self.threads} threads, {self.method}"
         )
 

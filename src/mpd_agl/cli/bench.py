@@ -13,7 +13,7 @@ WORKS = {
     "infer": "inference: evaluation mode, no gradients, ours folded",
     "growth": "time and memory over T (1..16), batch (1..256) and width (1/8..1); a file given by -o is continued",
     "events": "event-driven against dense, in one process: single layers; with --rates also inference and training of a network",
-    "page": "docs/performance.md from the records in a folder; with --events the tables and plot of docs/events.md",
+    "page": "docs/performance.md from the records in a folder; with --events the tables and plot of docs/active.md",
 }
 
 
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("work", choices=WORKS, metavar="WORK", help="train, infer, growth, events or page")
     p.add_argument("--model", default="resnet19", help="network (default resnet19)")
-    p.add_argument("--width", type=float, help="multiplies the channels (default 0.125; events 1)")
+    p.add_argument("--width-mult", type=float, help="multiplies the channels (default 0.125; events 1)")
     p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
     p.add_argument(
         "--batch", type=int, help="samples (default: train 100, infer 64, growth 50; events: inference 32, training 16)"
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = p.parse_args(argv)
-    a.width = (1.0 if a.work == "events" else 0.125) if a.width is None else a.width
+    a.width_mult = (1.0 if a.work == "events" else 0.125) if a.width_mult is None else a.width_mult
     a.rounds = (7 if a.work == "events" else 5) if a.rounds is None else a.rounds
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
@@ -106,7 +106,7 @@ def _setting(a: argparse.Namespace, work: str, batch: int) -> Any:
     return Setting(
         work=work,  # type: ignore[arg-type]
         model=a.model,
-        width=a.width,
+        width_mult=a.width_mult,
         num_steps=MODELS[a.model].defaults["num_steps"] if a.num_steps is None else a.num_steps,
         batch=batch if a.batch is None else a.batch,
         image_size=a.image_size,
@@ -155,27 +155,27 @@ def _growth(a: argparse.Namespace) -> int:
 
 
 def _events(a: argparse.Namespace) -> int:
-    from mpd_agl.bench import events
+    from mpd_agl.bench import active
     from mpd_agl.bench.rates import read_rates
     from mpd_agl.records import canonical, write_atomic
 
-    parts = a.part.split(",") if a.part else events.PARTS if a.rates else ["table"]
+    parts = a.part.split(",") if a.part else active.PARTS if a.rates else ["table"]
     for part in parts:
-        if part not in events.PARTS:
-            raise unknown_name("part", part, events.PARTS)
+        if part not in active.PARTS:
+            raise unknown_name("part", part, active.PARTS)
     if a.contenders:
         raise InputError("--contenders is not for events, which has its own. Leave it out.")
     if a.plot:
         raise InputError("--plot is not for events. `mpd-agl bench page --events FILE` draws its figure.")
-    plan = events.Plan(
+    plan = active.Plan(
         parts=parts,
-        setting=_setting(a, "infer", events.BATCH["inference"]),
-        batches=events.BATCH if a.batch is None else dict.fromkeys(events.BATCH, a.batch),
+        setting=_setting(a, "infer", active.BATCH["inference"]),
+        batches=active.BATCH if a.batch is None else dict.fromkeys(active.BATCH, a.batch),
         rounds=min(a.rounds, 2) if a.quick else a.rounds,
         quick=a.quick,
     )
-    record = events.measure(plan, read_rates(a.rates) if a.rates else None, _note)
-    print(events.text(record))
+    record = active.measure(plan, read_rates(a.rates) if a.rates else None, _note)
+    print(active.text(record))
     if a.out:
         write_atomic(a.out, canonical(record))
     return 0
@@ -187,7 +187,7 @@ def _page(a: argparse.Namespace) -> int:
     if a.events:
         from mpd_agl.bench.eventdocs import write_docs
 
-        out = a.out or Path("docs/events.md")
+        out = a.out or Path("docs/active.md")
         write_docs(a.events, out)
         print(f"{out} written from {a.events}")
         return 0

@@ -44,10 +44,10 @@ def script() -> str:
     from mpd_agl.cli import COMMANDS
     from mpd_agl.cli.options import FLAGS, VALUES
     from mpd_agl.data.registry import DATASETS
-    from mpd_agl.experiments.presets import list_presets
-    from mpd_agl.experiments.resolve import fields_of
     from mpd_agl.models import MODELS
     from mpd_agl.nn import METHODS
+    from mpd_agl.runs.presets import list_presets
+    from mpd_agl.runs.resolve import fields_of
 
     fields = fields_of()
     values: dict[str, Iterable[str]] = {

@@ -2,13 +2,13 @@
 
 import json
 
-from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.resolve import to_toml
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import to_toml
 
 
 def show(config: RunConfig, *, as_json: bool) -> int:
     """Measure and print."""
-    from mpd_agl.experiments.measure import measure, to_dict
+    from mpd_agl.runs.dry_run import measure, to_dict
     from mpd_agl.train.console import duration
 
     if not as_json:

@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-steps", type=int, metavar="T", help="timesteps (default: the network's own)")
     p.add_argument("--dataset-shape", metavar="C,H,W", help="input shape, e.g. 3,32,32 (default: the network's own)")
     p.add_argument("--num-classes", type=int, help="classes (default: the network's own)")
-    p.add_argument("--width", type=float, help="multiplies every layer's channels (default 1)")
+    p.add_argument("--width-mult", type=float, help="multiplies every layer's channels (default 1)")
     p.add_argument("--method", help="method, e.g. mpd-agl, lsg, stbp-tdbn (default mpd-agl)")
     p.add_argument(
         "--checkpoint", type=Path, metavar="RUN", help="weights: a .safetensors file, or a run folder that holds one"
@@ -71,8 +71,8 @@ def run(argv: list[str]) -> int:
 
 def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     """The network, weights and test data of a run."""
-    from mpd_agl.experiments import build
-    from mpd_agl.experiments.trained import load_run
+    from mpd_agl.runs import build
+    from mpd_agl.runs.load_run import load_run
 
     trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
     net = trained.net
@@ -81,7 +81,7 @@ def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
             f"{a.checkpoint} is a run of {net.name}, got MODEL {a.model}. Type: mpd-agl energy {net.name} ..."
         )
     for option, given, own in (
-        ("--width", a.width, net.options.width),
+        ("--width-mult", a.width_mult, net.options.width_mult),
         ("--method", a.method, net.options.method),
         ("--num-classes", a.num_classes, net.options.num_classes),
         (
@@ -109,7 +109,7 @@ def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
 
 def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     """A network from the command line's options, on random inputs."""
-    options: dict[str, Any] = {"width": a.width or 1.0, "method": a.method or "mpd-agl"}
+    options: dict[str, Any] = {"width_mult": a.width_mult or 1.0, "method": a.method or "mpd-agl"}
     if a.num_steps is not None:
         options["num_steps"] = a.num_steps
     if a.num_classes is not None:

@@ -11,7 +11,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.train.runfolder import check_run
 
 if TYPE_CHECKING:
-    from mpd_agl.experiments.fast import Early
+    from mpd_agl.runs.early_exit import Early
     from mpd_agl.train.evaluate import Evaluation
 
 
@@ -54,15 +54,15 @@ def run(argv: list[str]) -> int:
     import torch
 
     from mpd_agl import records
-    from mpd_agl.experiments import build
-    from mpd_agl.experiments.fast import check_same, early_answers, fast_network
-    from mpd_agl.experiments.trained import evaluation_device, load_run
     from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.kernels import reuse_pages
     from mpd_agl.nn import fold
     from mpd_agl.records import write_atomic
     from mpd_agl.report import draw
     from mpd_agl.report.early import early_figure
+    from mpd_agl.runs import build
+    from mpd_agl.runs.early_exit import check_same, early_answers, fast_network
+    from mpd_agl.runs.load_run import evaluation_device, load_run
     from mpd_agl.train.evaluate import evaluate
 
     reuse_pages()

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
         raise InputError("--int8 goes with --format onnx; NIR files hold the weights as they are.")
     check_run(a.run)
 
-    from mpd_agl.experiments.trained import load_run
+    from mpd_agl.runs.load_run import load_run
 
     trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
     net, frames = trained.net, len(trained.record.data["shape"]) == 4

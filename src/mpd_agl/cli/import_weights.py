@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--method", default="mpd-agl", help="default mpd-agl")
     for name, kind in (("num-classes", int), ("num-steps", int), ("in-channels", int), ("image-size", int)):
         p.add_argument(f"--{name}", type=kind, metavar="N", help="default: the network's")
-    for name in ("width", "v-th", "alpha"):
+    for name in ("width_mult", "v-th", "alpha"):
         p.add_argument(f"--{name}", type=float, metavar="X", help="default: the network's")
     p.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     p.add_argument("--json", action="store_true", help="print which layer went where, as JSON")
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.interop import import_weights
     from mpd_agl.models import create_model, save_weights
 
-    names = ("num_classes", "num_steps", "in_channels", "image_size", "width", "v_th", "alpha")
+    names = ("num_classes", "num_steps", "in_channels", "image_size", "width_mult", "v_th", "alpha")
     options = {name: getattr(a, name) for name in names if getattr(a, name) is not None}
     net = create_model(a.model, method=a.method, **options)
     report = import_weights(net, a.file, a.source)

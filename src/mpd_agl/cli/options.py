@@ -6,7 +6,7 @@ Values stay text here; the typed configuration reads them, so that a mistake in 
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpd_agl.experiments.resolve import fields_of, unknown_field
+from mpd_agl.runs.resolve import fields_of, unknown_field
 
 VALUES = {
     "preset": ("NAME", "a recipe of the package, see below"),

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     import torch
 
     from mpd_agl.data.augment import normalise
-    from mpd_agl.experiments.trained import load_run
+    from mpd_agl.runs.load_run import load_run
     from mpd_agl.train.losses import mean_output
 
     trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))

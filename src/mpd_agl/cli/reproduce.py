@@ -9,8 +9,8 @@ from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
-    from mpd_agl.experiments.pool import Pool
-    from mpd_agl.experiments.reproduce import Request
+    from mpd_agl.paper.pool import Pool
+    from mpd_agl.paper.reproduce import Request
     from mpd_agl.report.section import Section
 
 EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`: --data.data-dir DIR --train.threads 1.
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     if mistakes := options.mistakes + surplus:
         raise InputError(mistakes[0])
 
-    from mpd_agl.experiments.scales import SCALES
+    from mpd_agl.paper.scales import SCALES
 
     if a.scale not in SCALES:
         raise unknown_name("scale", a.scale, SCALES)
@@ -65,9 +65,9 @@ def run(argv: list[str]) -> int:
     if a.seeds is not None and a.seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {a.seeds}. Use 3 for a mean with its spread.")
 
-    from mpd_agl.experiments.pool import Pool
-    from mpd_agl.experiments.reproduce import Request
-    from mpd_agl.experiments.studies import STUDIES, get_study
+    from mpd_agl.paper.pool import Pool
+    from mpd_agl.paper.reproduce import Request
+    from mpd_agl.paper.studies import STUDIES, get_study
 
     names = list(STUDIES) if a.names == ["all"] or not a.names else a.names
     requests = [
@@ -90,7 +90,7 @@ def run(argv: list[str]) -> int:
 
 def study_names() -> list[str]:
     """The experiments by their files' names: a mistake is answered before torch is loaded."""
-    folder = files("mpd_agl.experiments")
+    folder = files("mpd_agl.paper")
     stems = sorted(f.name.removesuffix(".py") for f in folder.iterdir() if f.name.startswith(("table", "fig_")))
     return [stem.replace("_", "-") for stem in stems]
 
@@ -99,8 +99,8 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from mpd_agl.experiments.costs import Costs
-    from mpd_agl.experiments.pool import run_name
+    from mpd_agl.paper.costs import Costs
+    from mpd_agl.paper.pool import run_name
     from mpd_agl.train.console import duration
 
     costs = Costs(costs_file)
@@ -134,7 +134,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
 
 def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
-    from mpd_agl.experiments.reproduce import gather, show, train, write
+    from mpd_agl.paper.reproduce import gather, show, train, write
     from mpd_agl.train.console import build_display
     from mpd_agl.train.observe import Display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped

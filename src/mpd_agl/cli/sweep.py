@@ -10,8 +10,8 @@ from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
-    from mpd_agl.experiments.jobs import Jobs
-    from mpd_agl.experiments.sweepconfig import Sweep
+    from mpd_agl.sweeps.config import Sweep
+    from mpd_agl.sweeps.jobs import Jobs
 
 EXAMPLE = """a file:
   preset = "demo"
@@ -61,9 +61,9 @@ def run(argv: list[str]) -> int:
     if a.slurm is not None and a.workers > 1:
         raise InputError("--workers does not go with --slurm. Say how many jobs at a time with --slurm ...,jobs=N.")
 
-    from mpd_agl.experiments.jobs import parse_slurm
-    from mpd_agl.experiments.sweepconfig import read_sweep
-    from mpd_agl.experiments.sweepstudy import load_optuna
+    from mpd_agl.sweeps.config import read_sweep
+    from mpd_agl.sweeps.jobs import parse_slurm
+    from mpd_agl.sweeps.optuna_study import load_optuna
     from mpd_agl.train.runfolder import check_name
 
     words = None if a.slurm is None else parse_slurm(a.slurm)
@@ -76,8 +76,8 @@ def run(argv: list[str]) -> int:
 
 
 def _trial(folder: Path, number: int) -> int:
-    from mpd_agl.experiments.sweep import changes_on_resume, read_folder
-    from mpd_agl.experiments.trial import run_trial
+    from mpd_agl.sweeps.sweep import changes_on_resume, read_folder
+    from mpd_agl.sweeps.trial import run_trial
     from mpd_agl.train.console import Lines
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
@@ -91,9 +91,9 @@ def _trial(folder: Path, number: int) -> int:
 
 
 def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, str] | None) -> int:
-    from mpd_agl.experiments import sweepstudy as studies
-    from mpd_agl.experiments.jobs import Processes, Submitted
-    from mpd_agl.experiments.sweep import finish, open_sweep, run_here, run_jobs
+    from mpd_agl.sweeps import optuna_study as studies
+    from mpd_agl.sweeps.jobs import Processes, Submitted
+    from mpd_agl.sweeps.sweep import finish, open_sweep, run_here, run_jobs
     from mpd_agl.train.console import build_display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
@@ -185,7 +185,7 @@ def print_table(results: dict[str, Any], sweep: "Sweep") -> None:
 
 
 def _dry_run(sweep: "Sweep", *, as_json: bool) -> int:
-    from mpd_agl.experiments.measure import measure
+    from mpd_agl.runs.dry_run import measure
     from mpd_agl.train.console import duration
 
     estimate = measure(sweep.base)

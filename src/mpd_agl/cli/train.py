@@ -9,9 +9,9 @@ from typing import Any
 
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
-from mpd_agl.experiments.config import RunConfig
-from mpd_agl.experiments.presets import read_preset
-from mpd_agl.experiments.resolve import flatten, merge, nest, read_toml, resolve
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.presets import read_preset
+from mpd_agl.runs.resolve import flatten, merge, nest, read_toml, resolve
 from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run
 
 EXIT_BAD = 2
@@ -118,8 +118,8 @@ def _prepare_resume(options: Options, free: bool) -> Task:
 
 def _train(task: Task) -> int:
     """Start or resume, on this process or as one of several, and tell how it ended."""
-    from mpd_agl.experiments.resuming import began_in_this_launch
-    from mpd_agl.experiments.training import resume, start
+    from mpd_agl.runs.resuming import began_in_this_launch
+    from mpd_agl.runs.training import resume, start
     from mpd_agl.train.console import Mute, build_display, duration
     from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
     from mpd_agl.train.signals import EXIT_SAVED, Stopped

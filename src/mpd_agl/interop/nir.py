@@ -54,7 +54,7 @@ def nir_graph(net: Network) -> Any:
             continue
         block = folded.get_submodule(name)
         assert isinstance(block, SpikingBlock)
-        conv = block.conv
+        conv = block.synapse
         assert isinstance(conv, nn.Conv2d)
         assert conv.bias is not None
         nodes[name] = nir.Conv2d(
@@ -75,9 +75,9 @@ def nir_graph(net: Network) -> Any:
     for h in range(1, folded.num_hidden + 1):
         block = folded.get_submodule(f"fc{h}")
         assert isinstance(block, SpikingBlock)
-        assert isinstance(block.conv, nn.Linear)
-        nodes[f"fc{h}"] = nir.Affine(weight=_array(block.conv.weight), bias=_array(block.conv.bias))
-        shape = (block.conv.out_features,)
+        assert isinstance(block.synapse, nn.Linear)
+        nodes[f"fc{h}"] = nir.Affine(weight=_array(block.synapse.weight), bias=_array(block.synapse.bias))
+        shape = (block.synapse.out_features,)
         neurons(block, f"fc{h}")
     nodes["readout"] = nir.Affine(weight=_array(folded.readout.linear.weight), bias=_array(folded.readout.linear.bias))
     nodes["output"] = nir.Output({"output": np.array([net.options.num_classes])})

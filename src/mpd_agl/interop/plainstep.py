@@ -61,9 +61,9 @@ class PlainBlock(nn.Module):
 
     def __init__(self, block: SpikingBlock, int8: bool) -> None:
         super().__init__()
-        synapses = block.conv
+        synapses = block.synapse
         assert isinstance(synapses, nn.Conv2d | nn.Linear)
-        self.conv: nn.Module = WholeSynapses(synapses) if int8 else synapses
+        self.synapse: nn.Module = WholeSynapses(synapses) if int8 else synapses
         self.tau, self.v_th = float(block.neuron.tau.detach()), block.neuron.v_th
 
     def forward(
@@ -77,7 +77,7 @@ class PlainBlock(nn.Module):
     ) -> Tensor:
         """Spikes of T steps, with what is to be added to them."""
         S, T = s_SNC.shape[0], s_SNC.shape[0] if num_steps is None else num_steps
-        y = self.conv(s_SNC.flatten(0, 1))
+        y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
         if add is not None and add_from is not None:
             i_SNC = i_SNC + add(add_from)
@@ -101,6 +101,6 @@ def plain_network(net: Network, *, int8: bool = False) -> Network:
         parent, _, leaf = name.rpartition(".")
         setattr(out.get_submodule(parent), leaf, PlainBlock(block, int8 and number > 0))
     for module in out.modules():
-        if int8 and isinstance(module, Current) and isinstance(module.conv, nn.Conv2d | nn.Linear):
-            module.conv = WholeSynapses(module.conv)
+        if int8 and isinstance(module, Current) and isinstance(module.synapse, nn.Conv2d | nn.Linear):
+            module.synapse = WholeSynapses(module.synapse)
     return out.eval()

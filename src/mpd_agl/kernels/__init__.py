@@ -1,20 +1,19 @@
 """The fused training step: tdBN + neuron + surrogate as one autograd function, in three speeds chosen by name."""
 
+from mpd_agl.kernels.active import ActiveLists
 from mpd_agl.kernels.backends import NAMES as BACKENDS
 from mpd_agl.kernels.backends import backends_here, resolve
-from mpd_agl.kernels.events import Events, empty_events
 from mpd_agl.kernels.fused import moments, neuron, probe, shared_moments, tdbn_neuron
 from mpd_agl.kernels.memory import reuse_pages
 from mpd_agl.kernels.sync import Replicas, SharedMoments, batch_moments, rand_like
 
 __all__ = [
     "BACKENDS",
-    "Events",
+    "ActiveLists",
     "Replicas",
     "SharedMoments",
     "backends_here",
     "batch_moments",
-    "empty_events",
     "moments",
     "neuron",
     "probe",

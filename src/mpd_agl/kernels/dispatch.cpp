@@ -1,22 +1,22 @@
 // The library's door: picks the best SIMD level that this CPU has, once, and passes calls on. Level names: base, avx2, avx512.
 #include <cstring>
 
-#include "events.h"
+#include "active.h"
 #include "native.h"
 #include "winograd.h"
 
 extern "C" const Kernels mpd_agl_kernels_base;
-extern "C" const EventKernels mpd_agl_events_base;
+extern "C" const ActiveKernels mpd_agl_active_kernels_base;
 extern "C" const WinogradKernels mpd_agl_winograd_base;
 #if HAVE_X86_LEVELS
 extern "C" const Kernels mpd_agl_kernels_avx2, mpd_agl_kernels_avx512;
-extern "C" const EventKernels mpd_agl_events_avx2, mpd_agl_events_avx512;
+extern "C" const ActiveKernels mpd_agl_active_kernels_avx2, mpd_agl_active_kernels_avx512;
 extern "C" const WinogradKernels mpd_agl_winograd_avx2, mpd_agl_winograd_avx512;
 #endif
 
 namespace {
 const Kernels *chosen = nullptr;
-const EventKernels *chosen_events = nullptr;
+const ActiveKernels *chosen_active = nullptr;
 const WinogradKernels *chosen_winograd = nullptr;
 const char *chosen_name = "";
 
@@ -25,18 +25,18 @@ bool use(const char *level) {
     __builtin_cpu_init();
     if (!std::strcmp(level, "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")) {
-        chosen = &mpd_agl_kernels_avx512, chosen_events = &mpd_agl_events_avx512, chosen_winograd = &mpd_agl_winograd_avx512;
+        chosen = &mpd_agl_kernels_avx512, chosen_active = &mpd_agl_active_kernels_avx512, chosen_winograd = &mpd_agl_winograd_avx512;
         chosen_name = "avx512";
         return true;
     }
     if (!std::strcmp(level, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        chosen = &mpd_agl_kernels_avx2, chosen_events = &mpd_agl_events_avx2, chosen_winograd = &mpd_agl_winograd_avx2;
+        chosen = &mpd_agl_kernels_avx2, chosen_active = &mpd_agl_active_kernels_avx2, chosen_winograd = &mpd_agl_winograd_avx2;
         chosen_name = "avx2";
         return true;
     }
 #endif
     if (!std::strcmp(level, "base")) {
-        chosen = &mpd_agl_kernels_base, chosen_events = &mpd_agl_events_base, chosen_winograd = &mpd_agl_winograd_base;
+        chosen = &mpd_agl_kernels_base, chosen_active = &mpd_agl_active_kernels_base, chosen_winograd = &mpd_agl_winograd_base;
         chosen_name = "base";
         return true;
     }
@@ -48,9 +48,9 @@ const Kernels *kernels() {
     return chosen;
 }
 
-const EventKernels *events() {
+const ActiveKernels *active() {
     kernels();
-    return chosen_events;
+    return chosen_active;
 }
 
 const WinogradKernels *winograd() {
@@ -66,8 +66,8 @@ const char *mpd_agl_level() {
 }
 int mpd_agl_use_level(const char *level) { return use(level); }
 void mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) { kernels()->moments(x, rows, C, mean, var); }
-void mpd_agl_forward(const Neuron *n, const float *x, const float *plus, float *out, const Events *events) {
-    kernels()->forward(n, x, plus, out, events);
+void mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out) {
+    kernels()->forward(n, x, residual, out);
 }
 void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
                       float *dkappa) {
@@ -78,13 +78,13 @@ void mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, 
     kernels()->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
 }
 void mpd_agl_probe(const Neuron *n, const float *x, double *out) { kernels()->probe(n, x, out); }
-int mpd_agl_event_scan(const float *x, const Events *e) { return events()->scan(x, e); }
-int64_t mpd_agl_event_packed_size(const Geometry *g) { return events()->packed_size(g); }
-void mpd_agl_event_pack(const Geometry *g, const float *weight, float *packed) { events()->pack(g, weight, packed); }
-void mpd_agl_event_forward(const Geometry *g, const Events *e, const float *packed, const float *bias, float *y) {
-    events()->forward(g, e, packed, bias, y);
+int mpd_agl_active_scan(const float *x, const ActiveLists *e) { return active()->scan(x, e); }
+int64_t mpd_agl_active_packed_size(const Geometry *g) { return active()->packed_size(g); }
+void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) { active()->pack(g, weight, packed); }
+void mpd_agl_active_forward(const Geometry *g, const ActiveLists *e, const float *packed, const float *bias, float *y) {
+    active()->forward(g, e, packed, bias, y);
 }
-void mpd_agl_event_weight_grad(const Geometry *g, const Events *e, const float *gy, float *dw) { events()->weight_grad(g, e, gy, dw); }
+void mpd_agl_active_weight_grad(const Geometry *g, const ActiveLists *e, const float *gy, float *dw) { active()->weight_grad(g, e, gy, dw); }
 int64_t mpd_agl_winograd_packed_size(const Geometry *g) { return winograd()->packed_size(g); }
 void mpd_agl_winograd_pack(const Geometry *g, const float *weight, int turned, float *packed) {
     winograd()->pack(g, weight, turned, packed);

@@ -7,7 +7,7 @@ Shapes: x_SNC or x_SNCHW with S = T, or S = 1 when the input is the same at ever
 channels_last, `[T][N H W][C]`; another layout is copied into it, never misread.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from mpd_agl.core import SURROGATES, Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native, plain
 from mpd_agl.kernels.backends import Backend, resolve
-from mpd_agl.kernels.events import Events
 from mpd_agl.kernels.sync import Replicas, SharedMoments, share_moments
 
 
@@ -35,7 +34,6 @@ class _Step:
     detach_reset: bool
     backend: Backend
     shared: SharedMoments | None = None  # the batch's statistics, where other processes hold parts of it
-    events: Events | None = None
 
 
 class _Fused(torch.autograd.Function):
@@ -49,21 +47,18 @@ class _Fused(torch.autograd.Function):
         var_C: Tensor,
         tau: Tensor,
         kappa_T: Tensor,
-        plus_TMC: Tensor | None,
+        residual_TMC: Tensor | None,
         step: _Step,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        x, plus = x_SMC.detach(), None if plus_TMC is None else plus_TMC.detach()
+        x, residual = x_SMC.detach(), None if residual_TMC is None else residual_TMC.detach()
         if step.batch_stats and step.shared is None:
             mean_C, var_C = step.backend.moments(x)
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
-        inputs = x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, plus
-        if step.events is None:
-            s_TMC = step.backend.forward(*inputs)
-        else:
-            s_TMC = native.forward_with_events(*inputs, step.events.struct())
+        inputs = x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, residual
+        s_TMC = step.backend.forward(*inputs)
         ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
-        ctx.step = replace(step, events=None)  # the reader's, not the backward pass's
+        ctx.step = step
         ctx.mark_non_differentiable(mean_C, var_C)
         ctx.set_materialize_grads(False)
         return s_TMC, mean_C, var_C
@@ -104,8 +99,8 @@ class _Fused(torch.autograd.Function):
                 dx_SMC = dv_SMC.mul_(scale_C)
             dx_SMC = dx_SMC.to(x_SMC.dtype)
         dkappa = dkappa_T if ctx.needs_input_grad[6] else None
-        dplus = g_TMC if ctx.needs_input_grad[7] else None
-        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dplus, None
+        dresidual = g_TMC if ctx.needs_input_grad[7] else None
+        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dresidual, None
 
 
 def _rows(x_SNC: Tensor, *, empty: bool = False) -> Tensor:
@@ -137,7 +132,7 @@ def _run(
     var_C: Tensor,
     tau: Tensor,
     kappa_T: Tensor,
-    plus_TNC: Tensor | None,
+    residual_TNC: Tensor | None,
     step: _Step,
 ) -> tuple[Tensor, Tensor, Tensor]:
     S, T = x_SNC.shape[0], step.num_steps
@@ -146,20 +141,18 @@ def _run(
             f"the fused step over {T} timesteps takes an input of {T} or 1 timesteps and {T} widths, "
             f"got an input of {S} and widths of shape {tuple(kappa_T.shape)}."
         )
-    if plus_TNC is not None and plus_TNC.shape != (T, *x_SNC.shape[1:]):
+    if residual_TNC is not None and residual_TNC.shape != (T, *x_SNC.shape[1:]):
         raise InputError(
-            f"what is added to spikes of shape {(T, *x_SNC.shape[1:])} must have it too, got {tuple(plus_TNC.shape)}."
+            f"what is added to spikes of shape {(T, *x_SNC.shape[1:])} must have it too, got {tuple(residual_TNC.shape)}."
         )
     empty = step.shared is not None
     x_SMC = _rows(x_SNC, empty=empty)
-    if step.events is not None and step.backend.name != "native":
-        raise InputError(f"the fused step lists events on backend 'native', got {step.backend.name!r}. Leave them out.")
     if step.backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
-    plus_TMC = None if plus_TNC is None else _rows(plus_TNC, empty=empty).to(x_SMC.dtype)
+    residual_TMC = None if residual_TNC is None else _rows(residual_TNC, empty=empty).to(x_SMC.dtype)
     dtype = plain.compute_dtype(x_SMC)
     vectors = [a.to(dtype).contiguous() for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
-    s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, plus_TMC, step)  # type: ignore[no-untyped-call]
+    s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, residual_TMC, step)  # type: ignore[no-untyped-call]
     return _back(s_TMC.to(x_SNC.dtype), x_SNC.shape), mean, var
 
 
@@ -187,7 +180,7 @@ def tdbn_neuron(
     *,
     num_steps: int,
     batch_stats: bool,
-    plus_TNC: Tensor | None = None,
+    residual_TNC: Tensor | None = None,
     v_th: float = 0.5,
     alpha: float = 1.0,
     eps: float = 1e-5,
@@ -195,21 +188,19 @@ def tdbn_neuron(
     detach_reset: bool = False,
     backend: str = "auto",
     shared: SharedMoments | None = None,
-    events: Events | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
     Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
-    them from the returned moments. `plus_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
+    them from the returned moments. `residual_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
     and the spikes come back in x's dtype. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
-    `events` (`empty_events`, backend native) are filled with the active lists of the result.
     """
     shape = get_surrogate(surrogate)
     resolved = _resolve_for(shape, backend, x_SNC)
-    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared, events)
+    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared)
     if shared is not None:
         running_mean_C, running_var_C = shared.mean_C, shared.var_C
-    return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, plus_TNC, step)
+    return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, residual_TNC, step)
 
 
 def neuron(
@@ -218,20 +209,19 @@ def neuron(
     kappa_T: Tensor,
     *,
     num_steps: int,
-    plus_TNC: Tensor | None = None,
+    residual_TNC: Tensor | None = None,
     v_th: float = 0.5,
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
     backend: str = "auto",
-    events: Events | None = None,
 ) -> Tensor:
     """Spikes of `lif(i)` alone: the same function with an identity in place of tdBN."""
     shape = get_surrogate(surrogate)
     resolved = _resolve_for(shape, backend, i_SNC)
-    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved, events=events)
+    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved)
     C = i_SNC.shape[2]
     one_C, zero_C = i_SNC.new_ones(C, dtype=torch.float32), i_SNC.new_zeros(C, dtype=torch.float32)
-    return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, plus_TNC, step)[0]
+    return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, residual_TNC, step)[0]
 
 
 def moments(x_SNC: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:

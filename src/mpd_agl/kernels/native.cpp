@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "scan.h"
 #include "simd.h"
 
 #define LOOP _Pragma("omp simd") for
@@ -157,8 +156,8 @@ struct Channels {  // the per-channel vectors, laid out along a tile
 };
 
 // One tile over all T steps. STEPS > 0 is T known to the compiler: the membrane stays in registers. STEPS = 0 is any T.
-template <int STEPS, bool PLUS>
-void forward_as(const Neuron *n, const float *x, const float *plus, float *s, const Events *events) {
+template <int STEPS, bool RESIDUAL>
+void forward_as(const Neuron *n, const float *x, const float *residual, float *s) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size, x_step = n->S == 1 ? 0 : size;
     const float tau = n->tau, v_th = n->v_th;
@@ -171,7 +170,7 @@ void forward_as(const Neuron *n, const float *x, const float *plus, float *s, co
         for (int64_t tile = 0; tile < plane.tiles; tile++) {
             const int64_t count = plane.length(tile), at = tile * P;
             if constexpr (STEPS > 0) {
-                const float *__restrict row = x + at, *__restrict more = plus + (PLUS ? at : 0);
+                const float *__restrict row = x + at, *__restrict more = residual + (RESIDUAL ? at : 0);
                 float *__restrict out = s + at;
                 LOOP(int64_t p = 0; p < count; p++) {
                     float kept = 0.0f;
@@ -179,7 +178,7 @@ void forward_as(const Neuron *n, const float *x, const float *plus, float *s, co
                     for (int t = 0; t < STEPS; t++) {
                         float w = tau * kept + ((row[t * x_step + p] - mean[p]) * scale[p] + beta[p]);  // Eq. 2
                         float fired = w >= v_th ? 1.0f : 0.0f;                                          // Eq. 3
-                        if constexpr (PLUS) fired += more[t * size + p];
+                        if constexpr (RESIDUAL) fired += more[t * size + p];
                         out[t * size + p] = fired;
                         kept = w >= v_th ? 0.0f : w;
                     }
@@ -187,28 +186,24 @@ void forward_as(const Neuron *n, const float *x, const float *plus, float *s, co
             } else {
                 std::memset(v, 0, P * sizeof(float));
                 for (int64_t t = 0; t < T; t++) {
-                    const float *__restrict row = x + t * x_step + at, *__restrict more = plus + (PLUS ? t * size + at : 0);
+                    const float *__restrict row = x + t * x_step + at, *__restrict more = residual + (RESIDUAL ? t * size + at : 0);
                     float *__restrict out = s + t * size + at;
                     LOOP(int64_t p = 0; p < count; p++) {
                         float w = tau * v[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
                         float fired = w >= v_th ? 1.0f : 0.0f;
-                        if constexpr (PLUS) fired += more[p];
+                        if constexpr (RESIDUAL) fired += more[p];
                         out[p] = fired;
                         v[p] = w >= v_th ? 0.0f : w;
                     }
                 }
             }
-            if (events)  // while the tile is in L1
-                for (int64_t t = 0; t < T; t++)
-                    for (int64_t row = at / n->C; row < (at + count) / n->C; row++)
-                        scan_row(s + t * size + row * n->C, events, t * n->M + row);
         }
         std::free(v);
     }
 }
 
-void forward(const Neuron *n, const float *x, const float *plus, float *out, const Events *events) {
-#define STEPS(T) return plus ? forward_as<T, true>(n, x, plus, out, events) : forward_as<T, false>(n, x, plus, out, events)
+void forward(const Neuron *n, const float *x, const float *residual, float *out) {
+#define STEPS(T) return residual ? forward_as<T, true>(n, x, residual, out) : forward_as<T, false>(n, x, residual, out)
     switch (n->T) {
         case 1: STEPS(1);
         case 2: STEPS(2);

@@ -5,8 +5,6 @@
 #pragma once
 #include <cstdint>
 
-#include "events.h"
-
 struct Neuron {
     int64_t S, T, M, C;
     const float *mean, *scale, *beta;  // [C]
@@ -19,8 +17,8 @@ struct Neuron {
 struct Kernels {
     // mean and biased variance per channel over S*M values
     void (*moments)(const float *x, int64_t rows, int64_t C, float *mean, float *var);
-    // out is [T][M][C]: the spikes, plus `plus` of the same shape where it is not null (SEW-ADD); `events` are filled where not null
-    void (*forward)(const Neuron *n, const float *x, const float *plus, float *out, const Events *events);
+    // out is [T][M][C]: the spikes, plus `residual` of the same shape where it is not null (SEW-ADD)
+    void (*forward)(const Neuron *n, const float *x, const float *residual, float *out);
     // dv is [S][M][C] (summed over time when S = 1 < T); sums are [C]: sum dv, sum dv * (x - mean); dtau [1]; dkappa [T] or null
     void (*backward)(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
                      float *dkappa);

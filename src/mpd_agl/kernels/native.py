@@ -51,7 +51,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the native library does not load here ({error})"
     library.mpd_agl_level.restype = ctypes.c_char_p
-    for name, count in (("moments", 5), ("forward", 5), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
+    for name, count in (("moments", 5), ("forward", 4), ("backward", 8), ("normalise_grad", 8), ("probe", 3)):
         function = getattr(library, f"mpd_agl_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
@@ -63,9 +63,9 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         ctypes.c_void_p,
     ]
     library.mpd_agl_normalise_grad.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
-    events = (("scan", 2, ctypes.c_int), ("packed_size", 1, ctypes.c_int64), ("pack", 3, None), ("forward", 5, None))
-    for name, count, result in (*events, ("weight_grad", 4, None)):
-        function = getattr(library, f"mpd_agl_event_{name}")
+    lists = (("scan", 2, ctypes.c_int), ("packed_size", 1, ctypes.c_int64), ("pack", 3, None), ("forward", 5, None))
+    for name, count, result in (*lists, ("weight_grad", 4, None)):
+        function = getattr(library, f"mpd_agl_active_{name}")
         function.restype, function.argtypes = result, [ctypes.c_void_p] * count
     for name, count in (("convolve", 5), ("weight_grad", 4)):
         function = getattr(library, f"mpd_agl_winograd_{name}")
@@ -134,30 +134,14 @@ def forward(
     tau: Tensor,
     v_th: float,
     num_steps: int,
-    plus_TMC: Tensor | None,
+    residual_TMC: Tensor | None,
 ) -> Tensor:
-    """Spikes s_TMC, plus `plus_TMC` where it is given."""
-    return forward_with_events(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps, plus_TMC, None)
-
-
-def forward_with_events(
-    x_SMC: Tensor,
-    mean_C: Tensor,
-    scale_C: Tensor,
-    beta_C: Tensor,
-    tau: Tensor,
-    v_th: float,
-    num_steps: int,
-    plus_TMC: Tensor | None,
-    events: ctypes.Structure | None,
-) -> Tensor:
-    """`forward`, which also fills the active lists of what it returns."""
-    _check(x_SMC, mean_C, scale_C, beta_C, *([] if plus_TMC is None else [plus_TMC]))
+    """Spikes s_TMC, plus `residual_TMC` where it is given."""
+    _check(x_SMC, mean_C, scale_C, beta_C, *([] if residual_TMC is None else [residual_TMC]))
     s_TMC = x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
-    plus_at = None if plus_TMC is None else plus_TMC.data_ptr()
+    residual_at = None if residual_TMC is None else residual_TMC.data_ptr()
     neuron = _neuron(x_SMC, num_steps, mean_C, scale_C, beta_C, None, tau, v_th)
-    events_at = None if events is None else ctypes.addressof(events)
-    library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), plus_at, s_TMC.data_ptr(), events_at)
+    library().mpd_agl_forward(ctypes.addressof(neuron), x_SMC.data_ptr(), residual_at, s_TMC.data_ptr())
     return s_TMC
 
 
@@ -227,7 +211,7 @@ def _(
     tau: Tensor,
     v_th: float,
     num_steps: int,
-    plus_TMC: Tensor | None,
+    residual_TMC: Tensor | None,
 ) -> Tensor:
     return x_SMC.new_empty((num_steps, *x_SMC.shape[1:]))
 

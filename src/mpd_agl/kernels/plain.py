@@ -41,12 +41,12 @@ def forward(
     tau: Tensor,
     v_th: float,
     num_steps: int,
-    plus_TMC: Tensor | None,
+    residual_TMC: Tensor | None,
 ) -> Tensor:
-    """Spikes s_TMC in x's dtype (0 and 1 are exact in all of them), plus `plus_TMC` where it is given (SEW-ADD)."""
+    """Spikes s_TMC in x's dtype (0 and 1 are exact in all of them), plus `residual_TMC` where it is given (SEW-ADD)."""
     v_T = potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps)
     s_TMC = torch.stack([(v >= v_th).to(x_SMC.dtype) for v in v_T])
-    return s_TMC if plus_TMC is None else s_TMC + plus_TMC
+    return s_TMC if residual_TMC is None else s_TMC + residual_TMC
 
 
 def backward(

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "events.h"
+#include "active.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -55,12 +55,12 @@ inline void append(uint8_t *list, int64_t &n, unsigned mask, int64_t first) {
 }
 
 // One row of C values; returns not 0 where a value is neither 0 nor 1. Slots end with an index to the row of zeros where a count is odd.
-inline unsigned scan_row(const float *x, const Events *e, int64_t row) {
+inline unsigned scan_row(const float *x, const ActiveLists *e, int64_t row) {
     unsigned any = 0;
     for (int64_t b = 0; b < e->blocks; b++) {
-        const int64_t slot = row * e->blocks + b, first = b * EVENT_BLOCK;
-        const int64_t width = e->C - first < EVENT_BLOCK ? e->C - first : EVENT_BLOCK;
-        uint8_t *index = e->index + slot * e->cap, others[EVENT_BLOCK + 8];
+        const int64_t slot = row * e->blocks + b, first = b * LIST_BLOCK;
+        const int64_t width = e->C - first < LIST_BLOCK ? e->C - first : LIST_BLOCK;
+        uint8_t *index = e->index + slot * e->cap, others[LIST_BLOCK + 8];
         const float *in = x + first;
         int64_t n = 0, m = 0, i = 0;
         unsigned other;

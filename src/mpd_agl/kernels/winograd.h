@@ -1,7 +1,7 @@
 // A dense 3x3 convolution of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications for four outputs instead of 36.
 // One table of functions per SIMD level; pointers and sizes only. Channel counts are multiples of 16.
 #pragma once
-#include "events.h"
+#include "active.h"
 
 struct WinogradKernels {
     // floats that `pack` writes

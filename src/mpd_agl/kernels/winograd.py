@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
-from mpd_agl.kernels.events import Geometry, channels_first, floats, rows_of
+from mpd_agl.kernels.active import Geometry, channels_first, floats, rows_of
 
 CHANNELS = 16
 MOST_WEIGHTS = 128 * 128

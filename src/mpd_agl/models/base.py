@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
-from mpd_agl.nn import CONVS, AnnBlock, Current, Readout, SparseConv2d, SparseLinear, SpikingBlock, TdBatchNorm
+from mpd_agl.nn import CONV_IMPLS, AnnBlock, Current, EventConv2d, EventLinear, Readout, SpikingBlock, TdBatchNorm
 from mpd_agl.nn.recompute import recompute, run
 
 Layer = SpikingBlock | AnnBlock
@@ -26,7 +26,7 @@ class NetworkOptions:
     method: str = "mpd-agl"
     in_channels: int = 3
     image_size: int = 32
-    width: float = 1.0
+    width_mult: float = 1.0
     """Multiplies every layer's channels."""
     surrogate: str | None = None
     """Shape of the surrogate; None: the method's own, or rectangular."""
@@ -39,8 +39,8 @@ class NetworkOptions:
     block: Literal["sew", "zheng"] = "sew"
     """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
     backend: str = "auto"
-    conv: str = "dense"
-    """Synapses behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the fastest way of each pass as measured."""
+    conv_impl: str = "dense"
+    """EventLayer behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the fastest way of each pass as measured."""
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
     recompute: bool = False
@@ -52,14 +52,16 @@ class NetworkOptions:
             if not isinstance(value, int) or value < 1:
                 hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
-        if not self.width > 0 or not math.isfinite(self.width):
-            raise InputError(f"width must be positive, got {self.width}. 1 is the paper's network, 0.125 a small one.")
+        if not self.width_mult > 0 or not math.isfinite(self.width_mult):
+            raise InputError(
+                f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
+            )
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
             raise unknown_name("block", self.block, ("sew", "zheng"))
-        if self.conv not in CONVS:
-            raise unknown_name("conv", self.conv, CONVS)
+        if self.conv_impl not in CONV_IMPLS:
+            raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
         if self.block == "zheng" and self.method == "deeptage":
             raise InputError(
                 "method 'deeptage' takes its width from the potentials of one current, got block='zheng', which adds two. Use sew."
@@ -67,7 +69,7 @@ class NetworkOptions:
 
     def channels(self, count: int) -> int:
         """A layer's channels at this width, at least 1."""
-        return max(1, round(count * self.width))
+        return max(1, round(count * self.width_mult))
 
 
 class SubsampledConv(nn.Conv2d):
@@ -102,7 +104,7 @@ class Network(nn.Module):
 
     def synapses(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
         """The convolution itself, in channels_last memory."""
-        how = self.options.conv
+        how = self.options.conv_impl
         first = next(self.children(), None) is None  # its input is an image
         conv: nn.Conv2d
         if kernel == 1 and stride > 1 and in_channels < 8:
@@ -110,7 +112,9 @@ class Network(nn.Module):
         elif how == "dense" or first or self.options.ann:
             conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         else:
-            conv = SparseConv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False, conv=how)
+            conv = EventConv2d(
+                in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False, conv_impl=how
+            )
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
@@ -118,12 +122,12 @@ class Network(nn.Module):
 
     def linear(self, in_features: int, out_features: int) -> Layer:
         """A block on a linear layer without bias."""
-        if self.options.conv == "dense" or self.options.ann:
+        if self.options.conv_impl == "dense" or self.options.ann:
             return self.block(nn.Linear(in_features, out_features, bias=False))
-        return self.block(SparseLinear(in_features, out_features, bias=False, conv=self.options.conv))
+        return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
 
     def block(self, synapses: nn.Module, alpha: float | None = None) -> Layer:
-        """Synapses with norm and neuron, or with batch norm and ReLU in an ANN."""
+        """EventLayer with norm and neuron, or with batch norm and ReLU in an ANN."""
         o = self.options
         if o.ann:
             return AnnBlock(synapses)
@@ -136,7 +140,6 @@ class Network(nn.Module):
             alpha=o.alpha if alpha is None else alpha,
             detach_reset=o.detach_reset,
             backend=o.backend,
-            hands_on=o.conv != "dense",
         )
 
     def current(self, synapses: nn.Conv2d | None, channels: int, alpha: float) -> Current:

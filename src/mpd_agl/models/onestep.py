@@ -46,7 +46,7 @@ class _StepBlock(nn.Module):
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
-        self.conv, self.v_th = block.conv, block.neuron.v_th
+        self.synapse, self.v_th = block.synapse, block.neuron.v_th
         self.register_buffer("tau", block.neuron.tau.detach().clone())
         self.walk: _Walk | None = None
 
@@ -55,18 +55,18 @@ class _StepBlock(nn.Module):
         s_1NC: Tensor,
         num_steps: int | None = None,
         *,
-        plus: Tensor | None = None,
+        residual: Tensor | None = None,
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
         """Spikes of this step."""
         assert self.walk is not None
-        i_NC: Tensor = self.conv(s_1NC[0])
+        i_NC: Tensor = self.synapse(s_1NC[0])
         if add is not None and add_from is not None:
             i_NC = i_NC + add(add_from)[0]
         assert isinstance(self.tau, Tensor)
         s_1NC = self.walk.step(i_NC, self.tau, self.v_th).unsqueeze(0)
-        return s_1NC if plus is None else s_1NC + plus
+        return s_1NC if residual is None else s_1NC + residual
 
 
 class OneStep(nn.Module):
@@ -74,7 +74,7 @@ class OneStep(nn.Module):
 
     >>> from mpd_agl.models import create_model
     >>> from mpd_agl.nn import fold
-    >>> net = fold(create_model("cnn8", width=0.125, image_size=16).eval())
+    >>> net = fold(create_model("cnn8", width_mult=0.125, image_size=16).eval())
     >>> step, images = OneStep(net), torch.randn(3, 3, 16, 16)
     >>> logits_NK, v = step(images, None)
     >>> logits_NK, v = step(images, v)

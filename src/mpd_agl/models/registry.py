@@ -46,7 +46,7 @@ def create_model(name: str, **options: Any) -> Network:
 
     What is not given is the default of the data that the network was made for.
 
-    >>> net = create_model("resnet19", num_classes=10, num_steps=2, method="mpd-agl", width=0.125)
+    >>> net = create_model("resnet19", num_classes=10, num_steps=2, method="mpd-agl", width_mult=0.125)
     >>> import torch
     >>> net(torch.randn(4, 3, 32, 32)).shape
     torch.Size([2, 4, 10])

@@ -25,7 +25,7 @@ class SewBlock(nn.Module):
     def forward(self, s_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Spike counts; the input has all its steps, so `num_steps` says nothing new."""
         shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW)
-        out: Tensor = self.conv2(self.conv1(s_TNCHW), plus=shortcut)
+        out: Tensor = self.conv2(self.conv1(s_TNCHW), residual=shortcut)
         return out
 
 

@@ -1,11 +1,11 @@
 """Thin modules over `core` and `kernels`: tdBN, neurons, width rules, the spiking block, the readout."""
 
 from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time, share_batch
+from mpd_agl.nn.event_layers import CONV_IMPLS, Choice, EventConv2d, EventLayer, EventLinear, event_layers
 from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron
 from mpd_agl.nn.norm import TdBatchNorm
-from mpd_agl.nn.synapses import CONVS, Choice, SparseConv2d, SparseLinear, Synapses, sparse_layers
 from mpd_agl.nn.width import (
     DeepTAGEWidth,
     FixedWidth,
@@ -19,7 +19,7 @@ from mpd_agl.nn.width import (
 )
 
 __all__ = [
-    "CONVS",
+    "CONV_IMPLS",
     "LIF",
     "METHODS",
     "PLIF",
@@ -27,6 +27,9 @@ __all__ = [
     "Choice",
     "Current",
     "DeepTAGEWidth",
+    "EventConv2d",
+    "EventLayer",
+    "EventLinear",
     "FixedWidth",
     "LSGWidth",
     "LearnableWidth",
@@ -36,16 +39,13 @@ __all__ = [
     "QuantileWidth",
     "Readout",
     "SlopeWidth",
-    "SparseConv2d",
-    "SparseLinear",
     "SpikingBlock",
-    "Synapses",
     "TdBatchNorm",
     "Width",
+    "event_layers",
     "fold",
     "get_method",
     "over_time",
     "predicted_moments",
     "share_batch",
-    "sparse_layers",
 ]

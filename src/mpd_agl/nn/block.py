@@ -12,51 +12,45 @@ from torch import Tensor, nn
 from mpd_agl import kernels
 from mpd_agl.core import SURROGATES
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.handoff import carry, hand_on
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import Neuron
 from mpd_agl.nn.norm import TdBatchNorm
-from mpd_agl.nn.synapses import Synapses
 from mpd_agl.nn.width import DeepTAGEWidth
 
 
 def over_time(module: nn.Module, x_TNC: Tensor) -> Tensor:
     """Apply a module that knows no time: T is folded into the batch, one call for all steps."""
-    x_NC = x_TNC.flatten(0, 1)
-    if isinstance(module, Synapses) and not torch.compiler.is_compiling():
-        carry(x_TNC, x_NC)
-    y: Tensor = module(x_NC)
+    y: Tensor = module(x_TNC.flatten(0, 1))
     return y.view(*x_TNC.shape[:2], *y.shape[1:])
 
 
-def out_features(synapses: nn.Module) -> int:
+def out_features(synapse: nn.Module) -> int:
     """Channels that a convolution or a linear layer gives."""
-    if isinstance(synapses, nn.Conv2d):
-        return synapses.out_channels
-    if isinstance(synapses, nn.Linear):
-        return synapses.out_features
-    raise InputError(f"synapses must be nn.Conv2d or nn.Linear, got {type(synapses).__name__}.")
+    if isinstance(synapse, nn.Conv2d):
+        return synapse.out_channels
+    if isinstance(synapse, nn.Linear):
+        return synapse.out_features
+    raise InputError(f"a synapse must be nn.Conv2d or nn.Linear, got {type(synapse).__name__}.")
 
 
 class Current(nn.Module):
-    """Synapses and tdBN without a neuron: a normalised current, to be added to another before one neuron (Zheng et al. 2021)."""
+    """EventLayer and tdBN without a neuron: a normalised current, to be added to another before one neuron (Zheng et al. 2021)."""
 
-    def __init__(self, conv: nn.Module | None, norm: TdBatchNorm) -> None:
+    def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm) -> None:
         super().__init__()
-        self.conv, self.norm = conv, norm
+        self.synapse, self.norm = synapse, norm
 
     def forward(self, s_TNC: Tensor) -> Tensor:
         """The current i_TNC."""
-        x_TNC = s_TNC if self.conv is None else over_time(self.conv, s_TNC)
+        x_TNC = s_TNC if self.synapse is None else over_time(self.synapse, s_TNC)
         i_TNC: Tensor = x_TNC if self.norm is None else self.norm(x_TNC)
         return i_TNC
 
 
 class SpikingBlock(nn.Module):
-    """Synapses - tdBN - neuron, with the surrogate's width from the method's rule, through the fused step.
+    """EventLayer - tdBN - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapses` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset. `hands_on`: the spikes may go to
-    event-driven layers (`nn.handoff`); None: they do where the block's own synapses are such a layer.
+    `synapse` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset.
 
     >>> block = SpikingBlock(nn.Conv2d(3, 8, 3, padding=1, bias=False), method="mpd-agl")
     >>> images = torch.randn(4, 3, 32, 32)
@@ -66,7 +60,7 @@ class SpikingBlock(nn.Module):
 
     def __init__(
         self,
-        synapses: nn.Module,
+        synapse: nn.Module,
         *,
         method: str | Method = "mpd-agl",
         surrogate: str | None = None,
@@ -75,7 +69,6 @@ class SpikingBlock(nn.Module):
         alpha: float = 1.0,
         detach_reset: bool = False,
         backend: str = "auto",
-        hands_on: bool | None = None,
     ) -> None:
         super().__init__()
         rule = get_method(method)
@@ -86,15 +79,13 @@ class SpikingBlock(nn.Module):
             raise InputError(
                 f"method {rule.name!r} has its own surrogate {shape!r}, got surrogate={surrogate!r}. Leave it out."
             )
-        self.conv = synapses
-        self.norm: TdBatchNorm | None = TdBatchNorm(out_features(synapses), v_th=v_th, alpha=alpha)
+        self.synapse = synapse
+        self.norm: TdBatchNorm | None = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha)
         self.neuron: Neuron = rule.neuron(
             tau=tau, v_th=v_th, surrogate=shape, detach_reset=detach_reset, noise=rule.noise, backend=backend
         )
         self.width = rule.width()
         self.repeating = False  # True while a forward pass is computed a second time (see recompute)
-        self.hands_on = isinstance(synapses, Synapses) if hands_on is None else hands_on
-        self._lists_events, self._events_read = False, False
 
     def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
         """The tdBN layers whose currents the neuron receives."""
@@ -116,17 +107,16 @@ class SpikingBlock(nn.Module):
         s_SNC: Tensor,
         num_steps: int | None = None,
         *,
-        plus: Tensor | None = None,
+        residual: Tensor | None = None,
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
-        """Spikes of T steps. `plus` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
+        """Spikes of T steps. `residual` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
         T = s_SNC.shape[0] if num_steps is None else num_steps
         self._check(s_SNC, T)
-        x_SNC = over_time(self.conv, s_SNC)
-        if (
-            not torch.is_grad_enabled() or self.norm is None
-        ):  # no gradient, or folded: no width, inference costs nothing
+        x_SNC = over_time(self.synapse, s_SNC)
+        # Without gradients, or folded, there is no width: inference costs nothing.
+        if not torch.is_grad_enabled() or self.norm is None:
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
             kappa_T = self.kappa(T, add=add, x_SNC=x_SNC)
@@ -134,13 +124,10 @@ class SpikingBlock(nn.Module):
             i_SNC = x_SNC if self.norm is None else self.norm(x_SNC)
             if add is not None and add_from is not None:
                 i_SNC = i_SNC + add(add_from)
-            events = None if self.neuron.is_noisy else self._events(i_SNC, T, plus)
-            spikes: Tensor = self.neuron(i_SNC, kappa_T, plus=plus, events=events)
-            self._hand_on(spikes, events, plus)
+            spikes: Tensor = self.neuron(i_SNC, kappa_T, residual=residual)
             return spikes
         self.norm.check(x_SNC)
         shared = self._shared_moments(x_SNC)
-        events = self._events(x_SNC, T, plus)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
             self.norm.weight,
@@ -151,7 +138,7 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=T,
             batch_stats=self.training,
-            plus_TNC=plus,
+            residual_TNC=residual,
             v_th=self.neuron.v_th,
             alpha=self.norm.alpha,
             eps=self.norm.eps,
@@ -159,12 +146,10 @@ class SpikingBlock(nn.Module):
             detach_reset=self.neuron.detach_reset,
             backend=self.neuron.backend,
             shared=shared,
-            events=events,
         )
         if self.training:
             count = T * x_SNC[0].numel() // x_SNC.shape[2]
             self.norm.track(mean_C, var_C, count if shared is None else shared.total * (T // x_SNC.shape[0]))
-        self._hand_on(s_TNC, events, plus)
         return s_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
@@ -173,29 +158,9 @@ class SpikingBlock(nn.Module):
             return None
         return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
 
-    def _events(self, x_SNC: Tensor, num_steps: int, plus: Tensor | None) -> kernels.Events | None:
-        """Lists for the neuron to fill, where the last ones were read; see `nn.handoff`."""
-        if not self.hands_on or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return None
-        if not self.repeating:  # the second time as the first
-            self._lists_events, self._events_read = self._events_read, False
-        if not self._lists_events or x_SNC.dtype != torch.float32 or not x_SNC.numel():
-            return None
-        if kernels.resolve(self.neuron.backend, x_SNC.device, x_SNC.dtype).name != "native":
-            return None
-        C = x_SNC.shape[2]
-        return kernels.empty_events(num_steps * x_SNC[0].numel() // C, C, values=plus is not None)
-
-    def _hand_on(self, s_TNC: Tensor, events: kernels.Events | None, plus: Tensor | None) -> None:
-        if self.hands_on and not torch.compiler.is_compiling():
-            hand_on(s_TNC, events, values=plus is not None, read=self._read)
-
-    def _read(self) -> None:
-        self._events_read = True
-
     def _check(self, s_SNC: Tensor, num_steps: int) -> None:
-        flat = isinstance(self.conv, nn.Linear)
-        wanted = self.conv.weight.shape[1] if flat else self.conv.in_channels  # type: ignore[index]
+        flat = isinstance(self.synapse, nn.Linear)
+        wanted = self.synapse.weight.shape[1] if flat else self.synapse.in_channels  # type: ignore[index]
         if num_steps < 1:
             raise InputError(f"num_steps must be at least 1, got {num_steps}. Use num_steps=2, as the paper does.")
         if s_SNC.dim() != (3 if flat else 5) or s_SNC.shape[2] != wanted or s_SNC.shape[0] not in (1, num_steps):
@@ -238,18 +203,18 @@ class AnnBlock(nn.Module):
     replicas: kernels.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
-    def __init__(self, synapses: nn.Module) -> None:
+    def __init__(self, synapse: nn.Module) -> None:
         super().__init__()
-        self.conv = synapses
-        norm = nn.BatchNorm2d if isinstance(synapses, nn.Conv2d) else nn.BatchNorm1d
-        self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapses))
+        self.synapse = synapse
+        norm = nn.BatchNorm2d if isinstance(synapse, nn.Conv2d) else nn.BatchNorm1d
+        self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapse))
 
-    def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
-        """Activations, with `plus` added; `num_steps` is taken for the sake of the shared networks and means nothing here."""
-        y = self.conv(x_TNC.flatten(0, 1))
+    def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
+        """Activations, with `residual` added; `num_steps` is taken for the sake of the shared networks and means nothing here."""
+        y = self.synapse(x_TNC.flatten(0, 1))
         y = torch.relu(self.norm(y) if self.replicas is None or not self.training else self._shared_norm(y))
         y = y.view(*x_TNC.shape[:2], *y.shape[1:])
-        return y if plus is None else y + plus
+        return y if residual is None else y + residual
 
     def _shared_norm(self, x_NC: Tensor) -> Tensor:
         """Batch norm with the statistics of all processes' parts of the batch."""

@@ -13,10 +13,10 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 @torch.no_grad()
-def _folded(synapses: nn.Module, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
-    if not isinstance(synapses, nn.Conv2d | nn.Linear):
-        raise InputError(f"can fold tdBN into nn.Conv2d and nn.Linear, got {type(synapses).__name__}.")
-    out = copy.deepcopy(synapses)
+def _folded(synapse: nn.Module, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
+    if not isinstance(synapse, nn.Conv2d | nn.Linear):
+        raise InputError(f"can fold tdBN into nn.Conv2d and nn.Linear, got {type(synapse).__name__}.")
+    out = copy.deepcopy(synapse)
     shape = [-1] + [1] * (out.weight.dim() - 1)
     bias_C = shift_C if out.bias is None else out.bias * scale_C + shift_C
     out.weight = nn.Parameter(out.weight * scale_C.view(shape), requires_grad=False)
@@ -33,8 +33,8 @@ def fold(net: Net) -> Net:
         raise InputError("fold() takes a network in evaluation mode, got one that is training. Call net.eval() first.")
     out = copy.deepcopy(net)
     for module in out.modules():
-        if isinstance(module, SpikingBlock | Current) and module.norm is not None and module.conv is not None:
-            module.conv = _folded(module.conv, *module.norm.affine())
+        if isinstance(module, SpikingBlock | Current) and module.norm is not None and module.synapse is not None:
+            module.synapse = _folded(module.synapse, *module.norm.affine())
             module.norm = None
         elif isinstance(module, AnnBlock) and not isinstance(module.norm, nn.Identity):
             norm = module.norm
@@ -42,7 +42,7 @@ def fold(net: Net) -> Net:
             assert norm.running_var is not None
             assert norm.running_mean is not None
             scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            module.conv = _folded(module.conv, scale_C, norm.bias - norm.running_mean * scale_C)
+            module.synapse = _folded(module.synapse, scale_C, norm.bias - norm.running_mean * scale_C)
             module.norm = nn.Identity()
     for parameter in out.parameters():
         parameter.requires_grad_(False)

@@ -58,15 +58,13 @@ class Neuron(nn.Module):
         i_SNC: Tensor,
         kappa_T: Tensor,
         *,
-        plus: Tensor | None = None,
-        events: kernels.Events | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T); `plus` is added to them."""
+        """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T); `residual` is added to them."""
         if self.is_noisy:
             i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
-            i_TNC = i_TNC.to(
-                torch.promote_types(i_SNC.dtype, torch.float32)
-            )  # under autocast too the membrane is float32
+            # Under autocast, too, the membrane is float32.
+            i_TNC = i_TNC.to(torch.promote_types(i_SNC.dtype, torch.float32))
             place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
 
             def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
@@ -75,18 +73,17 @@ class Neuron(nn.Module):
 
             s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
             s_TNC = s_TNC.to(i_SNC.dtype)
-            return s_TNC if plus is None else s_TNC + plus
+            return s_TNC if residual is None else s_TNC + residual
         return kernels.neuron(
             i_SNC,
             self.tau,
             kappa_T,
             num_steps=kappa_T.shape[0],
-            plus_TNC=plus,
+            residual_TNC=residual,
             v_th=self.v_th,
             surrogate=self.surrogate,
             detach_reset=self.detach_reset,
             backend=self.backend,
-            events=events,
         )
 
     def extra_repr(self) -> str:

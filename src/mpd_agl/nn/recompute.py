@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn.block import SpikingBlock
-from mpd_agl.nn.synapses import Choice, Synapses
+from mpd_agl.nn.event_layers import Choice, EventLayer
 
 
 @contextmanager
-def repeating(parts: Sequence[nn.Module], choices: Mapping[Synapses, Choice | None]) -> Iterator[None]:
+def repeating(parts: Sequence[nn.Module], choices: Mapping[EventLayer, Choice | None]) -> Iterator[None]:
     """The second time: statistics go into copies that are thrown away, monitors look elsewhere, layers compute by the first's choices."""
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    blocks = [m for m in modules if isinstance(m, SpikingBlock | Synapses)]
+    blocks = [m for m in modules if isinstance(m, SpikingBlock | EventLayer)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for block in blocks:
@@ -45,13 +45,12 @@ def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
 def recompute(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
     """`run(parts, s)` with the same values, gradients and running statistics, but nothing within it is kept for the backward pass.
 
-    The input is kept, and with it the active lists that were handed on with it (`nn.handoff`).
     Without gradients there is nothing to save, and the parts are simply called.
     """
     if not torch.is_grad_enabled():
         return run(parts, s_TNC, num_steps)
-    choices: dict[Synapses, Choice | None] = {}
+    choices: dict[EventLayer, Choice | None] = {}
     contexts = lambda: (nullcontext(), repeating(parts, choices))  # noqa: E731
     kept: Tensor = checkpoint(run, parts, s_TNC, num_steps, use_reentrant=False, context_fn=contexts)
-    choices.update((m, m.choice) for part in parts for m in part.modules() if isinstance(m, Synapses))
+    choices.update((m, m.choice) for part in parts for m in part.modules() if isinstance(m, EventLayer))
     return kept

@@ -45,7 +45,7 @@ class RunRecord:
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
     convs: list[dict[str, Any]] | None = None
-    """With `model.conv` auto: per measured step each layer's choice, the share of active inputs and both times."""
+    """With `model.conv_impl` auto: per measured step each layer's choice, the share of active inputs and both times."""
     failure: str | None = None
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""

@@ -138,7 +138,7 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
             f"run {path} has no finished epoch yet, so there is no result to report. Continue it with `mpd-agl train --resume {path}`."
         )
     config = record.config
-    wanted = {"model": ("ann", "num_steps", "v_th", "name", "width"), "train": ("epochs",), "data": ("name",)}
+    wanted = {"model": ("ann", "num_steps", "v_th", "name", "width_mult"), "train": ("epochs",), "data": ("name",)}
     lost = [f"config.{s}.{k}" for s, keys in wanted.items() for k in keys if k not in config.get(s, {})]
     lost += ["config.method"] if "method" not in config else []
     lost += [f"epoch event's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]

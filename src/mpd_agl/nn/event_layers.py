@@ -1,0 +1,250 @@
+"""Convolutions and linear layers that may skip zeros: the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
+
+`dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` measures, on the input at hand, every way in which
+of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's form) and takes the fastest; it measures again
+after every `every` calls. All ways compute the same function with another order of additions. A choice by the clock is therefore not
+reproducible, so `choice` holds it and a run keeps it (`runs.conv_choices`).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.kernels import active, convolution, native
+from mpd_agl.kernels.active import MOST_KERNEL
+from mpd_agl.kernels.convolution import DENSE, EVENT, PASSES, Ways
+
+CONV_IMPLS = ("dense", "event", "auto")
+EVERY = 1000
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto` took for a layer, and why. Of evaluation it holds the forward pass alone."""
+
+    rate: float
+    """Share of inputs that were not zero."""
+    ms: dict[str, dict[str, float]]
+    """Milliseconds of one call, of each pass in each way."""
+    lists_ms: float
+    """The scan for the active lists, which the event-driven passes share."""
+    taken: dict[str, str]
+    """The way of each pass: together the least time."""
+
+    def __post_init__(self) -> None:
+        if set(self.taken) != set(self.ms) or any(self.taken[name] not in found for name, found in self.ms.items()):
+            raise ValueError(f"a choice of {self.taken} among {self.ms}")
+        Ways(**self.taken)
+
+    @property
+    def ways(self) -> Ways:
+        """For `kernels.passes`."""
+        return Ways(**self.taken)
+
+    @property
+    def training(self) -> bool:
+        """Whether the gradients were measured too."""
+        return "weight_grad" in self.ms
+
+    def total_ms(self, taken: dict[str, str] | None = None) -> float:
+        """Of all passes together; by default in the ways that were taken."""
+        taken = self.taken if taken is None else taken
+        lists = self.lists_ms if "event" in taken.values() else 0.0
+        return sum(found[taken[name]] for name, found in self.ms.items()) + lists
+
+    @property
+    def dense_ms(self) -> float:
+        """All passes dense."""
+        return self.total_ms(dict.fromkeys(self.ms, "dense"))
+
+    @property
+    def speed_up(self) -> float:
+        """All passes dense over what was taken."""
+        return self.dense_ms / self.total_ms()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class EventLayer(nn.Module):
+    """What both layers share; `conv_impl` is one of CONV_IMPLS."""
+
+    weight: Tensor
+    bias: Any
+    stride_1d = 1
+    padding_1d = 0
+    repeating = False
+    """True while a forward pass is computed a second time (see recompute)."""
+
+    def choose(self, conv_impl: str) -> None:
+        """Set how to compute; what was measured before is forgotten."""
+        if conv_impl not in CONV_IMPLS:
+            raise unknown_name("conv_impl", conv_impl, CONV_IMPLS)
+        if conv_impl == "event" and (why := native.load()[1]):
+            raise InputError(f"conv_impl 'event' cannot run: {why}, or use conv_impl='dense'.")
+        self.conv_impl, self.choice, self.every, self.calls = conv_impl, None, EVERY, 0
+        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
+
+    conv_impl: str
+    choice: Choice | None
+    every: int
+    """Calls after which `auto` measures anew; 0: never."""
+    calls: int
+
+    def dense(self, x: Tensor) -> Tensor:
+        """torch's own."""
+        raise NotImplementedError
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The layer's output by what is chosen."""
+        ways = DENSE if torch.compiler.is_exporting() else self._ways(x)
+        # Skip the lists that only the weight gradient needs when no weight gradient is asked for.
+        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+            ways = Ways(ways.forward, input_grad=ways.input_grad)
+        compiling = torch.compiler.is_compiling()
+        if ways == DENSE or (compiling and ways.forward != "event"):
+            return self.dense(x)
+        return convolution.conv(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride_1d,
+            padding=self.padding_1d,
+            packed=None if compiling else self._pack(ways.forward),
+            ways=ways,
+        )
+
+    def _ways(self, x: Tensor) -> Ways:
+        if self.conv_impl == "dense" or _unable(x):
+            return DENSE
+        if self.conv_impl == "event":
+            return EVENT
+        if torch.compiler.is_compiling():
+            return DENSE if self.choice is None else self.choice.ways
+        if self.repeating and self.choice is not None:  # the second time as the first
+            return self.choice.ways
+        training = torch.is_grad_enabled() and self.weight.requires_grad
+        again = self.choice is None or (training and not self.choice.training)
+        if training == (self.choice is not None and self.choice.training):
+            self.calls += 1
+            again = again or (self.every > 0 and self.calls >= self.every)
+        if again:
+            self.choice, self.calls = self.measure(x, training), 0
+        assert self.choice is not None
+        return self.choice.ways
+
+    @torch.no_grad()
+    def measure(self, x: Tensor, training: bool) -> Choice:
+        """Time every way of every pass on this input, the least of a few tries, and take the fastest combination."""
+        x, lists, stride, padding = x.detach(), active.scan(x), self.stride_1d, self.padding_1d
+        g = self.dense(x)
+        g = g.contiguous(memory_format=torch.channels_last) if g.dim() == 4 else g
+        where = x.shape, self.weight, g, stride, padding
+
+        def run(name: str, way: str) -> Callable[[], Any]:
+            if name == "forward":
+                packed = self._pack(way)
+                return lambda: convolution.forward(way, x, self.weight, self.bias, stride, padding, lists, packed)
+            if name == "weight_grad":
+                return lambda: convolution.weight_grad(way, lists if way == "event" else x, *where)
+            return lambda: convolution.input_grad(way, *where)
+
+        known = convolution.ways_of(self.weight, stride, padding)
+        measured = {name: known[name] for name in (PASSES if training else PASSES[:1])}
+        runs = {(name, way): run(name, way) for name, ways in measured.items() for way in ways}
+        tries = [{key: _ms(f) for key, f in runs.items()} for _ in range(TRIES)]
+        ms = {name: {way: min(t[name, way] for t in tries) for way in ways} for name, ways in measured.items()}
+        lists_ms = min(_ms(lambda: active.scan(x)) for _ in range(TRIES))
+        rate = float(torch.count_nonzero(x)) / x.numel()
+        choices = [
+            Choice(rate, ms, lists_ms, dict(zip(measured, ways, strict=True))) for ways in product(*measured.values())
+        ]
+        return min(choices, key=Choice.total_ms)
+
+    def _pack(self, way: str) -> Tensor | None:
+        """Of a folded network the packed weights are kept; others may change at any time, those of inference mode unnoticed."""
+        if self.weight.requires_grad or self.training or self.weight.is_inference():
+            return None
+        key = way, self.weight.data_ptr(), self.weight._version, native.level()
+        if self._packed is None or self._packed[0] != key:
+            weight = self.weight.detach()  # held, so that its address is not given to another
+            self._packed = key, weight, convolution.pack(way, weight)
+        return self._packed[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+
+def _unable(x: Tensor) -> bool:
+    """Whether only the dense layer can take this input: another device or dtype, autocast, no native library, nothing in it."""
+    return bool(active.why_not(x)) or torch.is_autocast_enabled("cpu") or x.numel() == 0
+
+
+def _ms(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
+class EventConv2d(nn.Conv2d, EventLayer):
+    """`nn.Conv2d` with square kernel, stride and padding that can skip zeros.
+
+    >>> layer = EventConv2d(16, 8, 3, padding=1, bias=False, conv_impl="event")
+    >>> layer((torch.rand(2, 16, 8, 8) < 0.1).float()).shape
+    torch.Size([2, 8, 8, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        padding: int = 0,
+        bias: bool = True,
+        conv_impl: str,
+    ) -> None:
+        if kernel > MOST_KERNEL:
+            raise InputError(f"EventConv2d takes kernels up to {MOST_KERNEL}, got {kernel}. Use nn.Conv2d.")
+        super().__init__(in_channels, out_channels, kernel, stride, padding, bias=bias)
+        self.stride_1d, self.padding_1d = stride, padding
+        self.choose(conv_impl)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """torch's own."""
+        return F.conv2d(x, self.weight, self.bias, self.stride_1d, self.padding_1d)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution."""
+        return self.compute(input)
+
+
+class EventLinear(nn.Linear, EventLayer):
+    """`nn.Linear` on (N, F) that can skip zeros."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, conv_impl: str) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.choose(conv_impl)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """torch's own."""
+        return F.linear(x, self.weight, self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The linear layer."""
+        return self.compute(input)
+
+
+def event_layers(net: nn.Module) -> dict[str, EventLayer]:
+    """The layers of a network that can skip zeros, by the name of their block, in network order."""
+    return {n.removesuffix(".synapse"): m for n, m in net.named_modules() if isinstance(m, EventLayer)}

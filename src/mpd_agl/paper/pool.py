@@ -1,0 +1,95 @@
+"""A folder of runs that experiments share: a run is known by its configuration, trained once, and continued where it was stopped."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpd_agl.errors import InputError
+from mpd_agl.records import TornRecord, read_record
+from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.runs.resolve import flatten, resolve
+from mpd_agl.train.observe import Display
+from mpd_agl.train.runfolder import MARK
+
+
+def run_name(config: RunConfig) -> str:
+    """Readable, and one name per configuration: fields at their defaults do not count, so that new fields do not rename old runs.
+
+    >>> run_name(RunConfig(seed=1)), run_name(RunConfig(seed=1)) == run_name(RunConfig(seed=2))
+    ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
+    """
+    flat = flatten(config.model_dump(mode="json", exclude_defaults=True))
+    kept = {name: value for name, value in sorted(flat.items()) if name not in FREE_ON_RESUME}
+    digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:8]
+    kind = "ann" if config.model.ann else config.method
+    return f"{config.data.name}-{config.model.name}-t{config.model.num_steps}-{kind}-s{config.seed}-{digest}"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The folder."""
+
+    folder: Path
+
+    def path(self, config: RunConfig) -> Path:
+        """Where a configuration's run is or will be."""
+        return self.folder / run_name(config)
+
+    def finished(self, config: RunConfig) -> bool:
+        """Whether its run is done; refuses a folder that holds another run than its name says."""
+        path = self.path(config)
+        if not (path / "record.json").is_file():
+            return False
+        try:
+            record = read_record(path / "record.json")
+        except TornRecord:  # its run's resume writes it anew
+            return False
+        if _counted(resolve(record.config)) != _counted(config):
+            raise InputError(
+                f"{path} holds a run of another configuration. Move it away, or choose another --runs-dir."
+            )
+        return record.status == "finished"
+
+    def begun(self, config: RunConfig) -> bool:
+        """Whether there is something to continue."""
+        return (self.path(config) / MARK).is_file()
+
+    def train(self, config: RunConfig, display: Display) -> None:
+        """Start or continue a run."""
+        from mpd_agl.runs.training import resume, start
+
+        if self.begun(config):
+            free = {k: v for k, v in flatten(config.model_dump()).items() if k in FREE_ON_RESUME}
+            resume(self.path(config), free, display)
+        else:
+            start(config, self.path(config), display)
+
+    def train_all(
+        self, configs: Sequence[RunConfig], display: Callable[[], Display], say: Callable[[str], None]
+    ) -> int:
+        """Train what is not finished, each once; a run that fails does not stop the others, but the whole is then refused."""
+        wanted = {run_name(c): c for c in configs}
+        missing = [c for c in wanted.values() if not self.finished(c)]
+        failed: list[str] = []
+        for i, config in enumerate(missing, 1):
+            what = "continues" if self.begun(config) else "starts"
+            say(f"run {i} of {len(missing)} {what}: {run_name(config)}")
+            try:
+                self.train(config, display())
+            except InputError as error:
+                if not self.begun(config):  # no data, say: it would hit the others as well
+                    raise InputError(f"{run_name(config)} cannot start: {error}") from None
+                failed.append(f"{run_name(config)}: {error}")
+                say(f"run {i} of {len(missing)} failed: {error}")
+        if failed:
+            raise InputError(
+                f"{len(failed)} of {len(wanted)} runs failed, so nothing is shown; the same command tries them again. "
+                f"The first: {failed[0]}"
+            )
+        return len(missing)
+
+
+def _counted(config: RunConfig) -> dict[str, object]:
+    return {k: v for k, v in flatten(config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}

@@ -1,0 +1,110 @@
+"""Three scales of every experiment: the paper's, one for two CPU cores, and one of seconds for tests. What a scale changes is told."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.paper.study import Setting, Study
+from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.runs.presets import read_preset
+from mpd_agl.runs.resolve import flatten, merge, nest, resolve
+
+SCALES = {
+    "paper": "the paper's settings; needs a GPU",
+    "cpu": "narrow networks, subsets, few epochs: each experiment ends within 2 hours on 2 cores",
+    "smoke": "tiny networks on the embedded digits: seconds, for tests; the numbers mean nothing",
+}
+Flat = dict[str, Any]
+
+_CPU: dict[str, Flat] = {
+    "cifar10": {"data.train_samples": 10_000, "data.test_samples": 2_000},
+    "cifar100": {"data.train_samples": 10_000, "data.test_samples": 2_000, "train.epochs": 6},
+    "tinyimagenet": {"data.train_samples": 10_000, "data.test_samples": 2_000, "data.allow_partial": True},
+    "cifar10dvs": {"data.name": "mnist5k-dvs", "data.frame_size": 34},
+}
+_CPU_ALL: Flat = {"model.width_mult": 0.125, "train.epochs": 8, "monitor.every": 20}
+_SMOKE_ALL: Flat = {
+    "model.width_mult": 0.0625,
+    "data.augment": [],
+    "data.train_samples": 200,
+    "data.test_samples": 60,
+    "train.batch_size": 20,
+    "train.epochs": 2,
+    "monitor.every": 4,
+}
+
+_LARGE = ("vgg11", "vgg13", "vgg16")
+"""Networks that need 32 x 32 pixels: the digits have 28, their event frames any size."""
+
+
+def table_at(setting: Setting, study: Study, scale: str) -> Flat:
+    """A setting's values at a scale, by dotted name, without method and seed."""
+    recipe = flatten(merge(read_preset(setting.preset), nest(setting.changes)))
+    events = recipe["data.name"] == "cifar10dvs"
+    if scale == "cpu":
+        recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
+    elif scale == "smoke":
+        recipe |= {**_SMOKE_ALL, "data.name": "mnist5k"}
+        if events or recipe["model.name"] in _LARGE:
+            recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 32 if recipe["model.name"] in _LARGE else 16}
+        recipe["model.num_steps"] = min(recipe["model.num_steps"], 6)
+    elif scale != "paper":
+        raise unknown_name("scale", scale, SCALES)
+    return recipe
+
+
+def config_at(setting: Setting, study: Study, scale: str, seed: int, changes: Mapping[str, Any]) -> RunConfig:
+    """A setting's run at a scale; `changes` are the user's, by dotted name."""
+    for name in ("method", "seed"):
+        if name in changes:
+            raise InputError(f"--{name} does not go with reproduce, which trains several. Use --{name}s.")
+    table = table_at(setting, study, scale) | dict(changes) | {"method": setting.method, "seed": seed}
+    return resolve(nest(table), given=changes)
+
+
+OF_NO_ACCOUNT = (*FREE_ON_RESUME, "seed", "monitor.every", "train.threads", "train.device")
+_NAMES = {
+    "model.width_mult": "width_mult",
+    "model.num_steps": "T",
+    "data.name": "data set",
+    "data.train_samples": "training samples",
+    "data.test_samples": "test samples",
+    "data.allow_partial": "an incomplete data set taken:",
+    "data.frame_size": "frame size",
+    "data.augment": "augmentation",
+    "train.epochs": "epochs",
+    "train.batch_size": "batch size",
+}
+
+
+def departures(settings: Iterable[Setting], study: Study, scale: str, changes: Mapping[str, Any]) -> list[str]:
+    """Where the runs depart from the paper's recipes, per recipe; empty at the paper's scale."""
+    by_recipe: dict[str, dict[str, None]] = {}
+    for setting in settings:
+        ours = flatten(config_at(setting, study, scale, 0, changes).model_dump())
+        paper = flatten(config_at(setting, study, "paper", 0, {}).model_dump())
+        words = [
+            f"{_NAMES.get(f, f)} {_words(f, ours[f])} instead of {_words(f, paper[f])}"
+            for f in ours
+            if ours[f] != paper[f] and f not in OF_NO_ACCOUNT
+        ]
+        by_recipe.setdefault(setting.preset, {}).update(dict.fromkeys(words))
+    if not by_recipe:
+        return []
+    common = [w for w in next(iter(by_recipe.values())) if all(w in words for words in by_recipe.values())]
+    out = [f"Departs from the paper: {', '.join(common)}."] if common else []
+    for recipe, told in by_recipe.items():
+        own = [w for w in told if w not in common]
+        if own:
+            out.append(f"Departs from the paper in {recipe}: {', '.join(own)}.")
+    return out
+
+
+def _words(field: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if field.endswith("_samples"):
+        return f"{value:,}" if value else "all"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""An experiment of the paper as data: which settings it trains, and what it shows of their records."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpd_agl.report.runs import Run
+from mpd_agl.report.section import Section
+
+LABELS = {
+    "stbp-tdbn": "STBP-tdBN",
+    "trainable-decay": "trainable decay",
+    "lsg": "LSG",
+    "agr": "AGR",
+    "mpd-agl": "MPD-AGL",
+    "mpd-agl-exact": "MPD-AGL, exact moments (ours)",
+    "mpd-quantile": "quantile width (ours)",
+    "psg": "PSG",
+    "asgl": "ASGL",
+    "deeptage": "DeepTAGE",
+}
+"""Methods as a table names them."""
+COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl", "deeptage")
+"""The methods of every comparison: the paper's three, ours, and the rivals that optimise the surrogate."""
+SHAPED = tuple(m for m in COMPARED if m not in ("asgl", "deeptage"))
+"""Those whose surrogate's shape can be chosen."""
+REFERENCE = "mpd-agl"
+"""Differences are this method's accuracy minus another's."""
+
+
+def label(method: str) -> str:
+    """A method as a table names it."""
+    return LABELS.get(method, method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is trained for one place of a table or figure, once per seed."""
+
+    preset: str
+    """The paper's recipe."""
+    method: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the experiment itself changes in the recipe, by dotted name."""
+    at: Mapping[str, str] = field(default_factory=dict)
+    """Where its result stands: column, shape of the surrogate, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A setting with its finished runs by seed."""
+
+    setting: Setting
+    runs: Mapping[int, Run]
+
+    @property
+    def method(self) -> str:
+        """The setting's method."""
+        return self.setting.method
+
+    @property
+    def first(self) -> Run:
+        """The run of the lowest seed: for pictures of a single run."""
+        return self.runs[min(self.runs)]
+
+    @property
+    def data(self) -> str:
+        """The data set's place in the paper, and the set that was really used where it is another."""
+        place, used = self.setting.at.get("data", ""), str(self.first.record.data["name"])
+        return place if place.lower().replace("-", "") == used else f"{place} ({used})".strip()
+
+    @property
+    def accuracy(self) -> dict[int, float]:
+        """The result by seed: test accuracy after the last epoch."""
+        return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()}
+
+    @property
+    def best(self) -> dict[int, float]:
+        """The best epoch on the test set by seed: what the literature reports."""
+        return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """One table or figure. Adding one is adding a file with a `STUDY` and its line in `studies`."""
+
+    name: str
+    title: str
+    paper: str
+    """What the paper shows there, in a sentence."""
+    settings: Callable[[Sequence[str]], list[Setting]]
+    """The settings for these methods."""
+    show: Callable[[Sequence[Group]], Section]
+    """The result, from records alone."""
+    methods: tuple[str, ...] = COMPARED
+    cpu: Mapping[str, Any] = field(default_factory=dict)
+    """What `--scale cpu` changes beyond the changes for every experiment."""
+    seeds: int = 1
+    """Seeds where none are asked for."""
+
+
+def per_method(
+    preset: str, methods: Sequence[str], at: Mapping[str, str] | None = None, **changes: Any
+) -> list[Setting]:
+    """The same setting for each method; `model__width_mult=1` changes model.width_mult."""
+    table = {name.replace("__", "."): value for name, value in changes.items()}
+    return [Setting(preset=preset, method=m, changes=table, at=at or {}) for m in methods]
+
+
+def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
+    """The group of a method at a place."""
+    for group in groups:
+        if group.method == method and all(group.setting.at.get(k) == v for k, v in at.items()):
+            return group
+    return None
+
+
+def methods_of(groups: Sequence[Group]) -> list[str]:
+    """The methods in their order."""
+    return list(dict.fromkeys(g.method for g in groups))

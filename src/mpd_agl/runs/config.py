@@ -1,0 +1,125 @@
+"""A run's complete configuration. Names of networks, methods and data sets are checked in `resolve`, where the registries are at hand."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mpd_agl.errors import InputError
+from mpd_agl.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimConfig, Section, TrackConfig
+
+
+class ModelConfig(Section):
+    """The network; input size, channels and classes are the data set's."""
+
+    name: str = "resnet19"
+    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8."""
+    width_mult: float = Field(default=1.0, gt=0)
+    """Multiplies every layer's channels."""
+    num_steps: int = Field(default=2, ge=1)
+    """T: timesteps; event data are cut into as many frames."""
+    surrogate: str = "auto"
+    """Shape of the surrogate gradient; auto: the method's own, or rectangular."""
+    v_th: float = Field(default=0.5, gt=0)
+    """Firing threshold."""
+    tau: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
+    alpha: float = Field(default=1.0, gt=0)
+    """tdBN's scale."""
+    detach_reset: bool = False
+    """No gradient through the reset."""
+    init: Literal["kaiming", "pytorch"] = "kaiming"
+    """Convolutions: Kaiming fan-out (the authors' code) or PyTorch's default (the paper's text)."""
+    block: Literal["sew", "zheng"] = "sew"
+    """ResNets: spikes added (SEW-ADD), or currents added before one neuron."""
+    backend: Literal["auto", "native", "compiled", "eager"] = "auto"
+    """Implementation of the fused step."""
+    conv_impl: Literal["dense", "event", "auto"] = "dense"
+    """EventLayer behind the first layer: dense, event (zeros are skipped), or auto: each pass's fastest way, measured now and then, kept."""
+    ann: bool = False
+    """The same architecture as an ANN: batch norm and ReLU."""
+    recompute: bool = False
+    """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
+
+
+class DataConfig(Section):
+    """The data."""
+
+    name: str = "cifar10"
+    """As `mpd-agl data list` prints it."""
+    data_dir: str = ""
+    """Folder with the official files; empty: cache or download."""
+    download: bool = True
+    """Fetch what is not there."""
+    allow_partial: bool = False
+    """Train on a part of the set where the whole is not there; the record says so."""
+    augment: tuple[str, ...] = ()
+    """Steps of the augmentation in order (crop=4 flip autoaugment=cifar roll=5 cutout=16), or one recipe's name."""
+    train_samples: int = Field(default=0, ge=0)
+    """Use only so many training samples, a fixed random choice; 0: all."""
+    test_samples: int = Field(default=0, ge=0)
+    """Use only so many test samples; 0: all."""
+    holdout: int = Field(default=0, ge=0)
+    """Hold out so many training samples, a fixed random choice, and score on them in place of the test set; 0: none."""
+    drop_last: bool = False
+    """Leave out an epoch's last, smaller batch."""
+    split_rule: str = "per-class-90-10"
+    """For sets without an official split."""
+    split_seed: int = 0
+    frame_size: int = Field(default=48, ge=1)
+    """ActiveLists: height and width of the frames."""
+    frame_slicing: Literal["count", "time"] = "count"
+    """ActiveLists: slices of equally many events, or of equal duration."""
+    frame_mode: Literal["count", "binary"] = "count"
+    """ActiveLists: number per pixel, or whether there was any."""
+
+
+class MonitorConfig(Section):
+    """Looking into the layers while they learn."""
+
+    every: int = Field(default=50, ge=0)
+    """Steps between two snapshots; 0: never."""
+    silent_below: float = Field(default=0.001, ge=0, le=1)
+    """Warn where a layer's firing rate falls under this."""
+    available_below: float = Field(default=0.05, ge=0, le=1)
+    """Warn where a layer's share of gradient-available neurons falls under this."""
+
+
+class RunConfig(Section):
+    """Everything a run follows from."""
+
+    method: str = "mpd-agl"
+    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl or deeptage."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the weights, the data's order and the augmentation."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    train: LoopConfig = LoopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    track: TrackConfig = TrackConfig()
+
+
+FREE_ON_RESUME = (
+    "model.recompute",
+    "data.data_dir",
+    "data.download",
+    "train.test_batch_size",
+    "train.workers",
+    "checkpoint.every_steps",
+    "checkpoint.every_minutes",
+    "checkpoint.keep_last",
+    "track.tensorboard",
+    "track.wandb",
+    "track.project",
+)
+"""Fields that a resumed run may change: the weights do not depend on them."""
+
+
+def check_processes(config: RunConfig, count: int) -> None:
+    """Refuse what only one process can run."""
+    if config.model.conv_impl == "auto" and count > 1:
+        raise InputError(
+            f"model.conv_impl auto chooses by one process's clock, got {count} processes. Use event or dense, the same for all."
+        )

@@ -1,0 +1,95 @@
+"""`conv = auto` in a run: when layers are measured, and how the choice is kept, so that a resumed run is the same run.
+
+A choice by the clock changes roundings. So layers measure themselves only at the steps named here; what was chosen goes at once into
+`convs.json` of the run's folder and into every checkpoint. A resumed run takes the choices of its checkpoint, and at a step that is already
+in the file takes what stands there in place of measuring anew.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mpd_agl.errors import InputError
+from mpd_agl.nn import Choice, EventLayer, event_layers
+from mpd_agl.records import canonical, write_atomic
+from mpd_agl.train.disk import explain
+from mpd_agl.train.observe import Observation, Observer
+
+FILE = "convs.json"
+FIRST = (0, 100)
+EVERY = 1000
+
+
+def due(step: int) -> bool:
+    """Whether layers are measured at this step: at the start, once spikes have settled, then once in a while."""
+    return step in FIRST or step % EVERY == 0
+
+
+class ConvChoices:
+    """An observer around the run's own: sets and keeps what each layer takes. The first net trains; the others follow it."""
+
+    def __init__(self, nets: Sequence[nn.Module], inner: Observer, folder: Path) -> None:
+        self.inner, self.path = inner, folder / FILE
+        self.layers: list[dict[str, EventLayer]] = [event_layers(net) for net in nets]
+        for layer in self._all():
+            layer.every = 0
+        self.measured: list[dict[str, Any]] = _read(self.path)
+        self._measuring = False
+
+    def _all(self) -> list[EventLayer]:
+        return [layer for found in self.layers for layer in found.values()]
+
+    def _set(self, choices: dict[str, Any]) -> None:
+        for found in self.layers:
+            for name, layer in found.items():
+                layer.choice = Choice(**choices[name]) if name in choices else None
+
+    def _now(self) -> dict[str, Any]:
+        return {n: layer.choice.to_dict() for n, layer in self.layers[0].items() if layer.choice is not None}
+
+    def before(self, step: int) -> None:
+        """Take what is known for this step, or let the layers measure in its forward pass."""
+        known = [m["layers"] for m in self.measured if m["step"] == step]
+        self._measuring = due(step) and not known
+        if known or self._measuring:
+            self._set(known[0] if known else {})
+        self.inner.before(step)
+
+    def after(self, step: int) -> Observation | None:
+        """Write down what was measured."""
+        if self._measuring:
+            self.measured.append({"step": step, "layers": self._now()})
+            try:
+                write_atomic(self.path, canonical(self.measured))
+            except OSError as error:
+                raise explain(error, self.path, "The last checkpoint stands.") from error
+            self._set(self.measured[-1]["layers"])
+            self._measuring = False
+        return self.inner.after(step)
+
+    def state(self) -> dict[str, Any]:
+        """The choices that stand, and the inner observer's state."""
+        return {"convs": self._now(), "inner": self.inner.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Back to them."""
+        self._set(state["convs"])
+        self.inner.restore(state["inner"])
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for entry in found:
+            for choice in entry["layers"].values():
+                Choice(**choice)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as error:
+        raise InputError(
+            f"{path} is damaged or of another version of mpd-agl ({error}). Start a new run with another --name."
+        ) from None
+    return list(found)

@@ -1,0 +1,76 @@
+"""A finished or stopped run as a network again: its configuration, its record, its weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpd_agl.errors import InputError
+from mpd_agl.runs import build
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import read_toml, resolve
+from mpd_agl.models import Network, load_weights
+from mpd_agl.records import RunRecord, read_record, reading
+from mpd_agl.train import checkpoint
+from mpd_agl.train.runfolder import check_run
+
+MAX_SIDE = 65536
+"""More pixels on a side, channels or classes than any data set has: a record that says so is not followed into the memory's end."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run left."""
+
+    config: RunConfig
+    record: RunRecord
+    net: Network
+    weights: str
+    """Which weights: the file's or checkpoint's name."""
+
+
+def load_run(path: Path, which: str, note: Callable[[str], None]) -> Trained:
+    """A run's network with its weights: `last` (the result; the newest checkpoint of an unfinished run) or `best` (on the test set)."""
+    if which not in ("last", "best"):
+        raise InputError(f"--weights must be last or best, got {which!r}.")
+    check_run(path)
+    config = resolve(read_toml(path / "config.toml"))
+    record = read_record(path / "record.json")
+    with reading(path):
+        size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])
+        if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in (size, channels, classes)):
+            raise ValueError(f"images of {size} pixels, {channels} channels, {classes} classes")
+    net = build.build_network(config, in_channels=channels, image_size=size, num_classes=classes)
+    final = path / "model.safetensors"
+    if which == "last" and final.is_file():
+        load_weights(net, final)
+        return Trained(config, record, net.eval(), final.name)
+    saved = _checkpoint(path, which, note)
+    net.load_state_dict(saved.tensors.get("ema", saved.tensors["model"]))
+    return Trained(config, record, net.eval(), saved.at.folder)
+
+
+def _checkpoint(path: Path, which: str, note: Callable[[str], None]) -> checkpoint.Checkpoint:
+    root = path / "checkpoints"
+    saved = checkpoint.newest(root, note, set_aside=False)
+    if saved is None:
+        raise InputError(f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.")
+    if which == "last":
+        return saved
+    best = saved.state["progress"]["best"]
+    if best is None:
+        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.")
+    at = checkpoint.Position(best["epoch"], best["step"])
+    try:
+        return checkpoint.read(root / at.folder)
+    except checkpoint.Damaged as damage:
+        raise InputError(f"checkpoint {root / at.folder} is damaged: {damage}. Use --weights last.") from None
+
+
+def evaluation_device(trained: Trained) -> torch.device:
+    """Where to run it: the configuration's device if it works here, else the CPU."""
+    try:
+        return build.choose_device(trained.config.train.device)
+    except InputError:
+        return torch.device("cpu")

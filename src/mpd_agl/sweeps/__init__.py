@@ -1,0 +1,1 @@
+"""Sweeps: a search over fields of the configuration, one ordinary run per trial."""

@@ -1,0 +1,164 @@
+"""A sweep from its file to its table: open or continue, trial after trial or several at once, the best configuration at the end.
+
+sweeps/<name>/  sweep.json  journal.jsonl  trials/trial-0000/ ...  results.json  best.toml
+"""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mpd_agl import records
+from mpd_agl.errors import InputError
+from mpd_agl.records import canonical, write_atomic
+from mpd_agl.runs.config import FREE_ON_RESUME
+from mpd_agl.runs.resolve import flatten, merge, nest, resolve, to_toml
+from mpd_agl.sweeps import optuna_study as studies
+from mpd_agl.sweeps.config import Sweep, changed
+from mpd_agl.sweeps.jobs import Job, Jobs
+from mpd_agl.sweeps.trial import run_path, run_trial
+from mpd_agl.train import checkpoint
+from mpd_agl.train.disk import explain
+from mpd_agl.train.observe import Display
+
+STUCK = 2
+"""So many jobs of a trial in a row that bring it no further end the sweep."""
+
+
+@contextmanager
+def open_sweep(sweep: Sweep, folder: Path) -> Iterator[Any]:
+    """The sweep's folder, locked, and its study. A folder of another sweep is refused."""
+    studies.load_optuna()
+    if folder.exists() and not (folder / "sweep.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is no sweep's folder (no sweep.json in it). Choose another --name.")
+    try:
+        if (folder / "sweep.json").is_file():
+            check_same(read_folder(folder), sweep, folder)
+        (folder / "trials").mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"the sweep {folder} is in use by another process. Wait for it, or choose another --name."
+                ) from None
+            write_atomic(folder / "sweep.json", canonical(sweep.to_dict()))
+            yield studies.open_study(folder, sweep)
+    except OSError as error:
+        raise explain(error, folder) from error
+
+
+def read_folder(folder: Path) -> Sweep:
+    """The sweep that a folder holds."""
+    path = folder / "sweep.json"
+    try:
+        return Sweep.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"{folder} is no sweep's folder (no sweep.json in it).") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}). Start a new sweep with another --name.") from None
+
+
+def check_same(old: Sweep, new: Sweep, folder: Path) -> None:
+    """Refuse to go on with another space or recipe; `trials`, and what a resumed run may change, may differ."""
+    free = tuple(f"base.{name}" for name in FREE_ON_RESUME)
+    if differ := changed(old.to_dict(), new.to_dict(), free):
+        raise InputError(
+            f"the sweep {folder} began with other settings: {'; '.join(differ)}. Use the old ones, or another --name for a new sweep."
+        )
+
+
+def changes_on_resume(sweep: Sweep) -> dict[str, Any]:
+    """What a continued run takes from the sweep's file as it is now."""
+    values = flatten(sweep.base.model_dump())
+    return nest({name: values[name] for name in FREE_ON_RESUME if name not in sweep.space})
+
+
+def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Callable[[dict[str, Any]], None]) -> None:
+    """Trial after trial in this process; one that was interrupted first."""
+    while (number := _next(study, sweep, set())) is not None:
+        run_trial(sweep, folder, number, display, changes_on_resume(sweep))
+        told(studies.rows(study, sweep)[number])
+
+
+def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[[dict[str, Any]], None]) -> None:
+    """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
+    running: dict[int, Job] = {}
+    reached: dict[int, list[Any]] = {}
+    poll = 0.2
+    while True:
+        for number in [n for n, job in running.items() if job.done()]:
+            del running[number]
+            row = studies.rows(study, sweep)[number]
+            if row["state"] != "running":
+                told(row)
+                continue
+            reached.setdefault(number, []).append(_reached(folder, number))
+            if len(reached[number]) >= STUCK and len(set(reached[number][-STUCK:])) == 1:
+                raise InputError(
+                    f"trial {number} ended {STUCK} times without getting further: {_last_line(jobs.log(number))} "
+                    f"Its output: {jobs.log(number)}."
+                )
+        while len(running) < jobs.limit and (number := _next(study, sweep, set(running))) is not None:  # type: ignore[assignment]
+            running[number] = jobs.attach(number) or jobs.submit(number)
+            poll = 0.2
+        if not running:
+            return
+        time.sleep(poll)
+        poll = min(5.0, 1.5 * poll)
+
+
+def _next(study: Any, sweep: Sweep, running: set[int]) -> int | None:
+    """An open trial that does not run, else a new one, else none."""
+    open_ = [n for n in studies.unfinished(study) if n not in running]
+    if open_:
+        return open_[0]
+    return studies.next_trial(study, sweep) if studies.begun(study) < sweep.trials else None
+
+
+def _reached(folder: Path, number: int) -> Any:
+    kept = checkpoint.positions(run_path(folder, number) / "checkpoints")
+    return kept[-1] if kept else None
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "it printed nothing."
+    return next((line for line in reversed(lines) if line.strip()), "it printed nothing.")
+
+
+def finish(sweep: Sweep, folder: Path, study: Any) -> dict[str, Any]:
+    """Write results.json and, where a trial went to its end, best.toml; return the results."""
+    rows = studies.rows(study, sweep)
+    best = studies.best(rows, sweep)
+    optuna: str = studies.load_optuna().__version__
+    results = {
+        "score": sweep.score,
+        "maximize": sweep.maximize,
+        "trials": rows,
+        "best": best,
+        "sweep": sweep.to_dict(),
+        "code": records.code(),
+        "versions": {**records.versions(), "optuna": optuna},
+        "hardware": records.hardware(),
+    }
+    write_atomic(folder / "results.json", canonical(results))
+    if best is not None:
+        config = sweep.config_for(best["params"])
+        config = resolve(merge(config.model_dump(), {"data": {"holdout": 0}}))
+        warning = (
+            f"chosen on {sweep.base.data.holdout} held-out training samples; here nothing is held out and epochs are scored on the test set"
+            if sweep.base.data.holdout
+            else "CHOSEN ON THE TEST SET: its test accuracy is optimistic and no result"
+        )
+        head = (
+            f"# trial {best['trial']}, the best of {len(rows)} of the sweep {folder.name}: {sweep.score} {best['value']:.4f};\n"
+            f"# {warning}.\n# mpd-agl train --config {folder / 'best.toml'}\n"
+        )
+        write_atomic(folder / "best.toml", (head + to_toml(config)).encode())
+    return results

@@ -1,0 +1,365 @@
+"""Layers that may skip zeros: the same numbers, the same parameters, lists made once, a choice that is kept."""
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import active as kernel
+from mpd_agl.kernels import backends_here
+from mpd_agl.models import create_model
+from mpd_agl.nn import (
+    Choice,
+    EventConv2d,
+    EventLinear,
+    SpikingBlock,
+    event_layers,
+    fold,
+    handoff,
+    over_time,
+    synapses,
+)
+
+pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
+
+
+def network(conv, model="cnn8", seed=0, **options):
+    torch.manual_seed(seed)
+    return create_model(model, **{"width_mult": 0.25, "image_size": 16, **options}, conv_impl=conv)
+
+
+def spikes(*shape, rate=0.2):
+    x = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < rate).float()
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("cnn8", {}),
+        ("resnet19", {}),
+        ("resnet19", {"block": "zheng"}),
+        ("vgg11", {"image_size": 32, "width_mult": 0.05}),
+    ],
+)
+def test_parameters_are_torchs_own_and_the_first_layer_stays_dense(model, options):
+    dense, event = network("dense", model, **options), network("event", model, **options)
+    assert {k: v.shape for k, v in dense.state_dict().items()} == {k: v.shape for k, v in event.state_dict().items()}
+    assert all(torch.equal(a, b) for a, b in zip(dense.state_dict().values(), event.state_dict().values(), strict=True))
+    assert not event_layers(dense)
+    convolutions = [m for m in event.modules() if isinstance(m, nn.Conv2d)]
+    assert type(convolutions[0]) is nn.Conv2d
+    assert all(isinstance(m, EventConv2d) for m in convolutions[1:] if m.in_channels >= 8 or m.kernel_size == (3, 3))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_gives_dense_numbers_and_gradients(training):
+    for layer, x in (
+        (EventConv2d(20, 12, 3, 2, padding=1, conv_impl="event"), spikes(3, 20, 9, 9)),
+        (EventLinear(20, 12, conv_impl="event"), spikes(6, 20)),
+    ):
+        layer.train(training)
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, want = layer(leaf), layer.dense(other)
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+        g = torch.randn_like(want)
+        got = torch.autograd.grad(y, [leaf, *layer.parameters()], g)
+        for a, b in zip(got, torch.autograd.grad(want, [other, *layer.parameters()], g), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", ["sew", "zheng"])
+def test_every_layer_of_a_network_computes_what_the_dense_one_does(block):
+    """On the inputs that really flow: a spike that flips at the threshold would make whole networks differ."""
+    net = network("event", "resnet19", width_mult=0.125, block=block).train()
+    seen = []
+    for name, layer in event_layers(net).items():
+        layer.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m, i[0].detach(), o.detach())))
+    for _ in range(2):  # the second pass has its lists from the neurons
+        net(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    assert sorted(name for name, *_ in seen) == sorted(2 * list(event_layers(net)))
+    for name, layer, x, y in seen:
+        exact = F.conv2d(x.double(), layer.weight.detach().double(), None, layer.stride, layer.padding)
+        assert float((y - exact).abs().max() / exact.abs().max()) < 1e-6, name
+
+
+def train(net, steps, x, y):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net.train()(x).mean(0), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_fifty_steps_with_lists_from_neurons_are_those_with_scanned_lists(monkeypatch):
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.randn(6, 3, 16, 16, generator=g), torch.randint(0, 10, (6,), generator=g)
+    nets = [network("event", width_mult=0.125) for _ in range(2)]
+    scans = []
+    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
+    handed = train(nets[0], 50, x, y)
+    # the first step scans all 6 layers, later ones only behind the three pools
+    assert len(scans) == 6 + 49 * 3
+    monkeypatch.setattr(SpikingBlock, "_events", lambda *_: None)
+    assert train(nets[1], 50, x, y) == handed
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    assert handed[-1] < handed[0]
+
+
+def test_lists_are_shared_by_the_readers_of_a_tensor_and_void_after_a_change_in_place(monkeypatch):
+    scans = []
+    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
+    x = block(torch.randn(2, 2, 3, 4, 4)).detach()[0]
+    for derive in (lambda x: x[:], torch.clone):
+        scans.clear()
+        other = derive(x)
+        handoff.hand_on(x, None, values=False, read=block._read)
+        handoff.carry(x, other)
+        first = handoff.events_of(other)
+        assert handoff.events_of(x) is first
+        assert len(scans) == 1
+        x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
+        other[0, 0, 0, 0] = x[0, 0, 0, 0]
+        for changed in (x, other):
+            assert handoff.events_of(changed).rate == pytest.approx(float(x.mean()), abs=1e-7)
+        assert first.rate != pytest.approx(float(x.mean()), abs=1e-7)
+        assert len(scans) == 3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_spikes_changed_in_place_are_read_as_they_are(mode):
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True).eval()
+    layer = EventConv2d(8, 4, 3, padding=1, bias=False, conv_impl="event")
+    x = torch.randn(1, 2, 3, 6, 6)
+    for _ in range(2):  # scanned, then listed by the neuron
+        with mode():
+            s = block(x)
+            assert float(over_time(layer, s).abs().sum()) > 0
+            s.zero_()
+            assert float(over_time(layer, s).abs().sum()) == 0
+
+
+def test_an_input_buffer_that_is_filled_anew_is_read_anew():
+    layer = EventConv2d(8, 4, 3, padding=1, bias=False, conv_impl="event").requires_grad_(False)
+    array = spikes(3, 8, 5, 5).numpy()
+    memory = torch.from_numpy(array)
+    for x in (memory.expand(2, 3, 8, 5, 5), memory.unsqueeze(0)):  # flattened to a copy, and to a view
+        array[:] = spikes(3, 8, 5, 5).numpy()
+        assert float(over_time(layer, x).abs().sum()) > 0
+        array[:] = 0
+        assert float(over_time(layer, x).abs().sum()) == 0
+
+
+def test_handoffs_stay_outside_the_tensor_and_dense_networks_have_none():
+    for conv in ("dense", "event"):
+        net = network(conv, width_mult=0.125).eval()
+        seen = []
+        for block in (m for m in net.modules() if isinstance(m, SpikingBlock)):
+            block.register_forward_hook(lambda m, i, o, seen=seen: seen.append(o))
+        before = len(handoff._HANDED)
+        net(torch.randn(2, 3, 16, 16))
+        assert [s.__dict__ for s in seen] == [{}] * 7
+        assert [handoff.handed_on(s) is not None for s in seen] == [conv == "event"] * 7
+        file = io.BytesIO()
+        torch.save(seen[0].detach(), file)
+        assert file.tell() < 4 * seen[0].numel() + 4000
+        seen.clear()
+        assert len(handoff._HANDED) == before
+
+
+def test_spikes_do_not_keep_their_block_alive():
+    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
+    with torch.no_grad():
+        block.kept = block(torch.randn(1, 2, 3, 4, 4))
+    alive = weakref.ref(block)
+    s = block.kept.flatten(0, 1)
+    handoff.carry(block.kept, s)
+    del block
+    gc.collect()
+    assert alive() is None
+    assert handoff.events_of(s).channels == 8
+
+
+def test_a_folded_network_runs_in_inference_mode():
+    net, x = network("event", width_mult=0.125).eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        want = fold(net)(x)
+    with torch.inference_mode():
+        assert torch.equal(fold(net)(x), want)
+        assert torch.equal(net(x), net(x))
+
+
+@pytest.mark.parametrize("plus", [False, True])
+def test_the_neuron_lists_what_a_scan_finds(plus):
+    torch.manual_seed(0)
+    block = SpikingBlock(nn.Conv2d(3, 37, 3, padding=1), hands_on=True)
+    added = torch.randint(0, 3, (2, 4, 37, 6, 6)).float() if plus else None
+    x = torch.randn(1, 4, 3, 6, 6)
+    for net in (block, fold(block.eval())):
+        net._events_read = True
+        s = net(x, 2, residual=added)
+        carried = handoff.handed_on(s).events
+        scanned = kernel.scan(s.flatten(0, 1), values=plus)
+        assert torch.equal(carried.count, scanned.count)
+        for row in range(carried.count.shape[0]):
+            n = int(carried.count[row, 0])
+            assert torch.equal(carried.index[row, 0, :n], scanned.index[row, 0, :n])
+            ones = int(carried.ones[row, 0]) if plus else n
+            assert not plus or torch.equal(carried.value[row, 0, ones:n], scanned.value[row, 0, ones:n])
+
+
+def test_a_folded_network_gives_the_dense_ones_logits():
+    dense, event = network("dense"), network("event").eval()
+    x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    for _ in range(30):  # running statistics with which all layers fire
+        dense.train()(x)
+    event.load_state_dict(dense.eval().state_dict())
+    exact = fold(dense.double())(x.double())
+    assert exact.std(1).max() > 0.01
+    assert torch.allclose(fold(event)(x).double(), exact, atol=1e-5)
+    folded = fold(event)
+    with torch.no_grad():
+        before = folded(x)
+        assert torch.equal(folded(x), before)  # with kept weights and handed-on lists
+        layer = event_layers(folded)["conv2"]
+        layer.weight.mul_(0)
+        assert not torch.equal(folded(x), before)  # a changed weight is packed anew
+        assert copy.deepcopy(layer)._packed is None
+
+
+def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
+    def tried(forward, gradients=(), scan=4.0):  # the least of three tries counts
+        return [*forward, *gradients] * 2 + [2 * t for t in (*forward, *gradients)] + [scan] * 3
+
+    evaluation = tried((9.0, 1.0))
+    training = tried((9.0, 8.0), (3.0, 2.0, 7.0))  # two passes by events save 2 ms, and their lists cost 4
+    later = tried((9.0, 1.0), (3.0, 4.0, 7.0))
+    times = iter(evaluation + training + later)
+    monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(times))[1])
+    layer = EventConv2d(16, 8, 3, padding=1, bias=False, conv_impl="auto")
+    x = spikes(2, 16, 6, 6)
+    with torch.no_grad():
+        layer(x)
+    assert (layer.choice.taken, layer.choice.lists_ms) == ({"forward": "event"}, 4.0)
+    assert (layer.choice.speed_up, layer.choice.training) == (9 / (1 + 4), False)
+    assert layer.choice.rate == pytest.approx(float(x.mean()))
+    layer(x)  # the first training call measures the gradients too
+    assert layer.choice.taken == {"forward": "dense", "weight_grad": "dense", "input_grad": "dense"}
+    assert (layer.choice.speed_up, layer.choice.training) == (1.0, True)
+    layer.every = 3
+    layer(x)
+    layer(x)
+    with torch.no_grad():
+        layer(x)  # evaluation follows training's choice and does not count
+    assert layer.choice.taken["forward"] == "dense"
+    layer(x)
+    assert layer.choice.taken == {"forward": "event", "weight_grad": "dense", "input_grad": "dense"}
+    assert layer.choice.speed_up == (9 + 3 + 7) / (1 + 4 + 3 + 7)
+    assert next(times, None) is None
+
+
+@pytest.mark.parametrize(
+    "taken", [("winograd", "event", "winograd"), ("dense", "winograd", "dense"), ("event", "dense", "winograd")]
+)
+def test_a_choice_of_ways_computes_the_same_layer(taken):
+    ms = {"forward": {"dense": 1.0}, "weight_grad": {"dense": 1.0}, "input_grad": {"dense": 1.0}}
+    taken = dict(zip(ms, taken, strict=True))
+    layer = EventConv2d(16, 32, 3, padding=1, conv_impl="auto")
+    layer.choice = Choice(0.5, {n: {taken[n]: 1.0, **found} for n, found in ms.items()}, 0.0, taken)
+    layer.every = 0
+    x, y = spikes(2, 16, 6, 6).requires_grad_(), spikes(2, 16, 6, 6).double().requires_grad_()
+    exact = copy.deepcopy(layer).double()
+    out, want = layer(x), exact(y)
+    g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(out, (x, layer.weight, layer.bias), g)
+    wanted = torch.autograd.grad(want, (y, exact.weight, exact.bias), g.double())
+    for a, b in zip((out, *found), (want, *wanted), strict=True):
+        assert torch.allclose(a.double(), b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(layer(x), out)
+
+
+@pytest.mark.parametrize("way", ["event", "winograd"])
+def test_a_folded_layer_keeps_its_packed_weight_until_it_changes(way):
+    layer = EventConv2d(16, 16, 3, padding=1, conv_impl="auto").eval().requires_grad_(False)
+    layer.choice = Choice(0.5, {"forward": {way: 1.0}}, 0.0, {"forward": way})
+    x = spikes(2, 16, 6, 6)
+    with torch.no_grad():
+        first = layer(x)
+        kept = layer._packed[2]
+        assert kept is not None
+        assert torch.equal(layer(x), first)
+        assert layer._packed[2] is kept
+        layer.weight.mul_(2)
+        assert torch.allclose(layer(x) - layer.bias[:, None, None], 2 * (first - layer.bias[:, None, None]), atol=1e-5)
+        assert layer._packed[2] is not kept
+
+
+def test_a_layer_whose_weight_is_frozen_keeps_nothing_for_it(monkeypatch):
+    layer = EventConv2d(16, 16, 3, padding=1, conv_impl="auto")
+    taken = {"forward": "winograd", "weight_grad": "event", "input_grad": "winograd"}
+    layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
+    layer.weight.requires_grad_(False)
+    monkeypatch.setattr(synapses, "events_of", lambda x: pytest.fail("scanned"))
+    x = spikes(2, 16, 6, 6).requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_lists_end_with_the_spikes_where_no_pass_keeps_them():
+    layer = EventConv2d(16, 16, 3, padding=1, conv_impl="auto")
+    taken = {"forward": "event", "weight_grad": "winograd", "input_grad": "winograd"}
+    layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
+    block = SpikingBlock(nn.Conv2d(3, 16, 3, padding=1, bias=False), hands_on=True)
+    s = block(torch.randn(2, 2, 3, 6, 6))
+    y = over_time(layer, s)
+    lists = weakref.ref(handoff.handed_on(s).events)
+    assert lists() is not None
+    del s
+    gc.collect()
+    assert lists() is None
+    y.sum().backward()
+
+
+def test_a_choice_that_was_never_measured_is_refused():
+    with pytest.raises(ValueError, match="a choice of"):
+        Choice(0.5, {"forward": {"dense": 1.0}}, 0.0, {"forward": "event"})
+
+
+def test_other_dtypes_and_autocast_take_the_dense_layer():
+    layer = EventConv2d(4, 3, 3, padding=1, conv_impl="event")
+    x = spikes(2, 4, 5, 5)
+    assert torch.equal(layer.double()(x.double()), layer.dense(x.double()))
+    layer.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_compiled_and_exported_networks():
+    net = network("event", width_mult=0.125).eval()
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    x = torch.randn(2, 3, 16, 16)
+    want = net(x)
+    exported = torch.export.export(net, (x,)).module()
+    assert torch.allclose(exported(x), want, atol=1e-5)
+    layer = event_layers(net)["conv2"]
+    s = spikes(2, layer.in_channels, 16, 16)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(s), layer(s))
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(InputError, match="unknown conv 'events'.*event"):
+        network("events")
