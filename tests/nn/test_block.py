@@ -108,13 +108,13 @@ def test_deeptage_width_from_the_potentials():
 
 
 def test_two_currents_before_one_neuron_add_their_variances():
-    block = conv_block(channels=3)
     other = Current(None, TdBatchNorm(3, alpha=0.5))
+    block = conv_block(channels=3, currents=[other])
     with torch.no_grad():
         block.norm.weight.fill_(1.2)
         other.norm.weight.fill_(0.8)
     want = 2 * math.sqrt((1.2 * 0.5) ** 2 + (0.8 * 0.25) ** 2)
-    assert float(block.kappa(1, add=other)[0]) == pytest.approx(want, rel=1e-6)
+    assert float(block.kappa(1)[0]) == pytest.approx(want, rel=1e-6)
 
 
 def test_non_positive_gamma_bar_warns_once_and_trains_on():
@@ -256,8 +256,8 @@ def test_fold_gives_the_same_spikes():
     ("make", "sentence"),
     [
         (lambda: LIF(tau=0.0), "tau, .* must lie between 0 and 1, got 0.0. The paper uses 0.2."),
-        (lambda: PLIF(tau=1.0), "tau, .* must lie between 0 and 1, got 1.0"),
-        (lambda: LIF(v_th=0.0), "v_th must be positive, got 0.0. The paper uses 0.5."),
+        (lambda: PLIF(tau=1.0), "a learnable tau must lie between 0 and 1, got 1.000"),
+        (lambda: LIF(v_th=0.0), "v_th must be positive, .*, got 0.0. The paper uses 0.5."),
         (lambda: TdBatchNorm(3, v_th=-1), "v_th must be positive, got -1"),
         (lambda: LIF(surrogate="atan"), "unknown surrogate 'atan'. Did you mean 'arctan'"),
         (lambda: LIF(backend="cuda"), "unknown backend 'cuda'"),

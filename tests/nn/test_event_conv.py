@@ -243,5 +243,5 @@ def test_compiled_and_exported_networks():
 
 
 def test_an_unknown_way_is_named():
-    with pytest.raises(InputError, match="unknown conv 'events'.*event"):
+    with pytest.raises(InputError, match="unknown conv_impl 'events'.*event"):
         network("events")

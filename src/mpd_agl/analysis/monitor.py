@@ -144,6 +144,8 @@ class Monitor:
 def _look(block: SpikingBlock, s_in: Tensor, seen: Pass, detail: bool) -> LayerSnapshot:
     neuron, x_SNC, kappa_T = block.neuron, seen.x_SNC.detach(), seen.kappa_T.detach()
     T, N, C = kappa_T.shape[0], x_SNC.shape[1], x_SNC.shape[2]
+    if not seen.has_width:
+        kappa_T = block.kappa(T, **{"i_SNC" if seen.current_map is None else "x_SNC": x_SNC})
     zero_C, one_C = x_SNC.new_zeros(C), x_SNC.new_ones(C)
     to_current = seen.current_map or (zero_C, one_C, zero_C)
     if seen.v_TNC is None:

@@ -110,12 +110,15 @@ class SpikingBlock(nn.Module):
         found = [None if norm is None else affine_of(norm) for norm in norms]
         return [a for a in found if a is not None] if None not in found else []
 
-    def kappa(self, num_steps: int, *, x_SNC: Tensor | None = None) -> Tensor:
-        """kappa_T from the parameters as they are now and, for a rule that needs the potentials, from the synapse's output x."""
-        kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC))
+    def kappa(self, num_steps: int, *, x_SNC: Tensor | None = None, i_SNC: Tensor | None = None) -> Tensor:
+        """kappa_T from the parameters as they are now.
+
+        A rule that needs the potentials of a batch takes them from the synapse's output x, or from the neuron's current i.
+        """
+        kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC, i_SNC))
         return kappa_T
 
-    def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None = None) -> Potential:
+    def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None) -> Potential:
         affines = self.affines()
         if isinstance(self.width, MPDWidth) and not torch.compiler.is_compiling():
             for affine in affines:
@@ -160,7 +163,7 @@ class SpikingBlock(nn.Module):
         if not torch.is_grad_enabled() or self.norm is None:
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
-            kappa_T = self.width(self._potential(T, x_SNC if fused else None, i_SNC))
+            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC)
         if i_SNC is None:
             return self._fused_step(x_SNC, kappa_T, T, residual)
         return self._step(i_SNC, kappa_T, residual, state)
@@ -204,7 +207,7 @@ class SpikingBlock(nn.Module):
         assert norm is not None
         norm.check(x_SNC)
         if neuron.watchers:
-            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T))
+            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled()))
         shared = self._shared_moments(x_SNC)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
@@ -263,7 +266,9 @@ class SpikingBlock(nn.Module):
                 "Pass current_inputs=[...], one for each of block.currents."
             )
         # A forward pass inside a backward pass is torch.utils.checkpoint's second one.
-        if self.training and not self.repeating and torch._C._current_graph_task_id() != -1:
+        if torch.compiler.is_compiling() or not self.training or self.repeating:
+            return T
+        if torch._C._current_graph_task_id() != -1:
             raise InputError(
                 "torch.utils.checkpoint computes this block a second time and would count its running statistics twice. "
                 "Use mpd_agl.nn.recompute, or create_model(..., recompute=True)."

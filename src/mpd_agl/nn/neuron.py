@@ -39,6 +39,9 @@ class Pass:
     current_map: tuple[Tensor, Tensor, Tensor] | None
     """mean_C, scale_C, beta_C of the current `i = (x - mean) scale + beta`; None: x is the current."""
     kappa_T: Tensor
+    """One per timestep; without gradients there is no width, and these are ones."""
+    has_width: bool
+    """Whether the pass computed its widths: with gradients."""
     v_TNC: Tensor | None = None
     """The potentials, where the pass had them at hand (ASGL's noisy one); elsewhere they follow from the current."""
     kept_0: Tensor | None = None
@@ -218,7 +221,7 @@ class Neuron(nn.Module):
         if self.is_noisy:
             return self._noisy(i_SNC, kappa_T, residual, state)
         if self.watchers:
-            self.show(Pass(i_SNC, None, kappa_T, kept_0=kept_0))
+            self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         return kernels.neuron(
             i_SNC,
             self.tau,
@@ -270,7 +273,7 @@ class Neuron(nn.Module):
         kept_0 = None if state is NOT_ASKED else state
         s_TNC, v_TNC, kept_NC = self._noisy_sequence(i_SNC, kappa_T, kept_0)
         if self.watchers:
-            self.show(Pass(i_SNC, None, kappa_T, v_TNC.detach(), kept_0))
+            self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), v_TNC.detach(), kept_0))
         s_TNC = s_TNC.to(i_SNC.dtype) if residual is None else s_TNC.to(i_SNC.dtype) + residual
         return s_TNC if state is NOT_ASKED else (s_TNC, kept_NC)
 

@@ -82,11 +82,14 @@ class TdBatchNorm(nn.Module):
                 x_SNC, self.weight, self.bias, mean_C, var_C, v_th=self.v_th, alpha=self.alpha, eps=self.eps
             )
             return i_SNC.to(x_SNC.dtype)
-        before_C = self.running_var.clone() if self.training else self.running_var
+        steps = 1 if num_steps is None else num_steps // x_SNC.shape[0]
+        repeated = self.training and steps > 1
+        # autograd keeps what it is given, so where the variance is corrected below torch updates a copy.
+        mean_C, var_C = self.running_mean, self.running_var
+        kept = (mean_C.clone(), var_C.clone()) if repeated else (mean_C, var_C)
         i = F.batch_norm(
             x_SNC.flatten(0, 1),
-            self.running_mean,
-            self.running_var,
+            *kept,
             self.weight * (self.alpha * self.v_th),
             self.bias,
             self.training,
@@ -95,17 +98,17 @@ class TdBatchNorm(nn.Module):
         )
         if self.training:
             self.num_batches_tracked.add_(1)
-            rows = x_SNC.numel() // x_SNC.shape[2]
-            if num_steps is not None and num_steps != x_SNC.shape[0]:
-                self._count_all_steps(before_C, rows, rows * num_steps // x_SNC.shape[0])
+        if repeated:
+            self._count_all_steps(*kept, x_SNC.numel() // x_SNC.shape[2], steps)
         return i.view(x_SNC.shape)
 
     @torch.no_grad()
-    def _count_all_steps(self, before_C: Tensor, rows: int, all_rows: int) -> None:
-        """torch took the variance of `rows` values per channel as unbiased; the batch has `all_rows`, the same ones repeated."""
-        moved_C = self.running_var - (1 - self.momentum) * before_C
-        correction = (all_rows / (all_rows - 1)) / (rows / (rows - 1))
-        self.running_var.copy_((1 - self.momentum) * before_C + moved_C * correction)
+    def _count_all_steps(self, mean_C: Tensor, var_C: Tensor, rows: int, steps: int) -> None:
+        """torch made the variance of `rows` values per channel unbiased; the batch has them `steps` times."""
+        correction = (rows - 1) / rows * (rows * steps) / (rows * steps - 1)
+        kept_C = (1 - self.momentum) * self.running_var
+        self.running_mean.copy_(mean_C)
+        self.running_var.copy_(kept_C + (var_C - kept_C) * correction)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
