@@ -19,7 +19,8 @@ GROUP = "mpd_agl.plugins"
 def load_plugins() -> tuple[str, ...]:
     """Let every installed plugin register what it adds, once per process; the names of the plugins.
 
-    `MPD_AGL_PLUGINS=0` in the environment leaves all of them out. A plugin that fails is named, so that it can be mended or removed.
+    `MPD_AGL_PLUGINS=0` in the environment leaves all of them out. A plugin that fails is named, so that it can be
+    mended or removed.
     """
     if os.environ.get("MPD_AGL_PLUGINS") == "0":
         return ()

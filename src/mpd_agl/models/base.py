@@ -1,4 +1,7 @@
-"""What all networks share: options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of."""
+"""What all networks share.
+
+Options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of.
+"""
 
 import math
 from collections.abc import Sequence
@@ -51,11 +54,17 @@ class NetworkOptions:
     """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
     backend: str = "auto"
     conv_impl: str = "dense"
-    """EventLayer behind the first layer: `dense`, `event` (zeros are skipped), or `auto`, the fastest way of each pass as measured."""
+    """How the synapses behind the first layer compute.
+
+    `dense` is torch's way, `event` skips zeros, `auto` takes the fastest way of each pass as measured.
+    """
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
     recompute: bool = False
-    """Training keeps only the stages' inputs and computes the rest again in the backward pass: less memory, more time, the same numbers."""
+    """Training keeps only the stages' inputs and computes the rest again in the backward pass.
+
+    That takes less memory and more time; the numbers are the same.
+    """
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "num_steps", "in_channels", "image_size"):
@@ -82,8 +91,8 @@ class NetworkOptions:
 class SubsampledConv(nn.Conv2d):
     """A strided 1x1 convolution as a plain one on every stride-th pixel: the same numbers.
 
-    For under 8 input channels in channels_last memory, where the backward of torch 2.13's CPU convolution with stride writes outside its
-    buffers (seen on AVX2: crashes in 12 of 12 shapes tried, none from 8 channels on).
+    For under 8 input channels in channels_last memory, where the backward of torch 2.13's CPU convolution with stride
+    writes outside its buffers (seen on AVX2: crashes in 12 of 12 shapes tried, none from 8 channels on).
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -134,7 +143,9 @@ class Network(nn.Module):
         return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
 
     def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
-        """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the neuron."""
+        """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
+        neuron.
+        """
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
@@ -185,7 +196,8 @@ class Network(nn.Module):
             )
         if not x.is_floating_point():
             raise InputError(
-                f"{self.name} takes floating-point input, got {x.dtype}. Scale and normalise it first, e.g. x.float() / 255."
+                f"{self.name} takes floating-point input, got {x.dtype}. "
+                "Scale and normalise it first, e.g. x.float() / 255."
             )
         if x.dim() == 5 and not o.ann and x.shape[0] != T:
             raise InputError(
@@ -201,7 +213,8 @@ class Network(nn.Module):
                 "training needs a batch of at least 2 for its batch statistics, got 1. "
                 "Use a larger batch, or net.eval() for inference."
             )
-        # A spike hides a NaN, so the input is looked at. Elsewhere than on a CPU that would wait for the device: see `forward`.
+        # A spike hides a NaN, so the input is looked at. Elsewhere than on a CPU that would wait for the device: see
+        # `forward`.
         if x.device.type == "cpu" and not part and not torch.compiler.is_compiling() and not torch.isfinite(x.sum()):
             bad = int((~torch.isfinite(x)).sum())
             raise InputError(f"the input holds {bad} NaN or Inf values. Check the data and its normalisation.")

@@ -1,7 +1,8 @@
 """A folded network one timestep at a time, its potentials passed in and out: what an early answer needs.
 
-Everything else in this package runs all T steps at once and has no state. Here a call is a pure function `(x_t, v) -> (logits_t, v)`: the
-potentials of every neuron layer come as an argument and go back as a result. Folded tdBN knows no time: T calls give what one pass gives.
+Everything else in this package runs all T steps at once and has no state. Here a call is a pure function `(x_t, v) ->
+(logits_t, v)`: the potentials of every neuron layer come as an argument and go back as a result. Folded tdBN knows no
+time: T calls give what one pass gives.
 """
 
 import copy
@@ -88,7 +89,8 @@ class OneStep(nn.Module):
         norms = [n for n, m in folded.named_modules() if isinstance(m, SpikingBlock) and m.norm is not None]
         if norms or folded.training:
             raise InputError(
-                "one timestep at a time needs a folded network, got tdBN that is still there. Call mpd_agl.nn.fold(net.eval())."
+                "one timestep at a time needs a folded network, got tdBN that is still there. Call "
+                "mpd_agl.nn.fold(net.eval())."
             )
         self.net = copy.deepcopy(folded)
         for name, module in list(self.net.named_modules()):
@@ -116,7 +118,8 @@ class OneStep(nn.Module):
 def answer_early(step: OneStep, x: Tensor, num_steps: int, threshold: float) -> tuple[Tensor, Tensor]:
     """Mean logits_NK and the timesteps that each sample took: a sample ends when its best class reaches `threshold`.
 
-    The probability is the softmax of the mean logits so far (Eq. 9). Samples that have ended are no longer computed. `x` is images
+    The probability is the softmax of the mean logits so far (Eq. 9). Samples that have ended are no longer computed.
+    `x` is images
     (N, C, H, W), shown at every step, or frames (T, N, C, H, W).
     """
     if not 0 < threshold <= 1:

@@ -64,7 +64,8 @@ def list_models() -> list[str]:
 
 
 def create_model(name: str, **options: Any) -> Network:
-    """Build a network from `NetworkOptions`: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`, `width_mult` and the rest.
+    """Build a network from `NetworkOptions`: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`,
+    `width_mult` and the rest.
 
     What is not given is the default of the data that the network was made for.
 

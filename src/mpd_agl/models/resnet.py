@@ -12,7 +12,9 @@ from mpd_agl.models.base import Network, NetworkOptions, readout
 
 
 class SewBlock(nn.Module):
-    """SEW-ADD basic block: `LIF(tdBN(conv(LIF(tdBN(conv(s)))))) + shortcut(s)`; the output is a small integer, not a bit."""
+    """SEW-ADD basic block: `LIF(tdBN(conv(LIF(tdBN(conv(s)))))) + shortcut(s)`; the output is a small integer, not a
+    bit.
+    """
 
     def __init__(self, net: Network, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +33,8 @@ class SewBlock(nn.Module):
 class ZhengBlock(nn.Module):
     """Basic block of Zheng et al. 2021: two normalised currents (alpha = 1/sqrt 2 each) are added before one neuron.
 
-    Their variances add, and the width rule uses that sum. An identity shortcut carries spikes; its tdBN makes them a current too.
+    Their variances add, and the width rule uses that sum. An identity shortcut carries spikes; its tdBN makes them a
+    current too.
     """
 
     def __init__(self, net: Network, in_channels: int, out_channels: int, stride: int) -> None:

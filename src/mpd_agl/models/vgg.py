@@ -1,4 +1,7 @@
-"""Plain convolutional networks as data: numbers are 3x3 convolutions with that many channels, `P` is 2x2 average pooling (2AP)."""
+"""Plain convolutional networks as data.
+
+A number is a 3x3 convolution with that many channels, `P` is 2x2 average pooling (2AP).
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -18,7 +21,10 @@ CNN8: Plan = (64, 64, "P", 128, 128, "P", 256, 256, "P", 256)
 
 
 class ConvNet(Network):
-    """conv1 .. convN with pooling between, hidden linear layers fc1 .., readout. `average` pools what is left of the image to 1x1."""
+    """conv1 to convN with pooling between, hidden linear layers fc1 and so on, readout.
+
+    `average` pools what is left of the image to 1x1.
+    """
 
     def __init__(
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
@@ -38,7 +44,8 @@ class ConvNet(Network):
             channels = out
         if size < 1:
             raise InputError(
-                f"{name} halves the image {plan.count('P')} times and needs image_size of at least {2 ** plan.count('P')}, "
+                f"{name} halves the image {plan.count('P')} times and needs image_size of at least "
+                f"{2 ** plan.count('P')}, "
                 f"got {options.image_size}."
             )
         self.pool, self.average = Pool(), average

@@ -1,7 +1,9 @@
-"""The seam that makes MPD-AGL work: a block that sees synapse, norm and neuron, and sets the surrogate's width from them.
+"""The seam that makes MPD-AGL work.
 
-Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synapse. An input with one timestep and `num_steps` T stands for
-T equal ones: its convolution is computed once.
+A block sees synapse, norm and neuron, and sets the surrogate's width from them.
+
+Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synapse. An input with one timestep and
+`num_steps` T stands for T equal ones: its convolution is computed once.
 """
 
 from collections.abc import Sequence
@@ -53,10 +55,12 @@ class Current(nn.Module):
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the method unless one is
-    given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
+    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the
+    method unless one is given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to
+    the block's own before the neuron.
 
-    A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to call.
+    A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to
+    call.
 
     >>> block = SpikingBlock(nn.Conv2d(3, 8, 3, padding=1, bias=False), method="mpd-agl")
     >>> images = torch.randn(4, 3, 32, 32)
@@ -105,7 +109,7 @@ class SpikingBlock(nn.Module):
         self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine]:
-        """gamma, beta and scale of the norms whose currents the neuron receives; none where one of them cannot be read."""
+        """gamma, beta and scale of the norms whose currents the neuron receives; empty where one cannot be read."""
         norms: list[Any] = [self.norm, *(current.norm for current in self.currents)]
         found = [None if norm is None else affine_of(norm) for norm in norms]
         return [a for a in found if a is not None] if None not in found else []
@@ -113,7 +117,8 @@ class SpikingBlock(nn.Module):
     def kappa(self, num_steps: int, *, x_SNC: Tensor | None = None, i_SNC: Tensor | None = None) -> Tensor:
         """kappa_T from the parameters as they are now.
 
-        A rule that needs the potentials of a batch takes them from the synapse's output x, or from the neuron's current i.
+        A rule that needs the potentials of a batch takes them from the synapse's output x, or from the neuron's current
+        i.
         """
         kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC, i_SNC))
         return kappa_T
@@ -151,7 +156,9 @@ class SpikingBlock(nn.Module):
         current_inputs: Sequence[Tensor] = (),
         state: Tensor | None = NOT_ASKED,
     ) -> Any:
-        """Spikes of T steps. `residual` is added to them (SEW-ADD); `current_inputs` are the inputs of the block's `currents`.
+        """Spikes of T steps.
+
+        `residual` is added to them (SEW-ADD); `current_inputs` are the inputs of the block's `currents`.
 
         With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
         """
@@ -169,7 +176,10 @@ class SpikingBlock(nn.Module):
         return self._step(i_SNC, kappa_T, residual, state)
 
     def _is_fused(self, state: Any) -> bool:
-        """Whether norm and neuron run as one kernel. Modules with forward hooks are called, so that their hooks fire."""
+        """Whether norm and neuron run as one kernel.
+
+        Modules with forward hooks are called, so that their hooks fire.
+        """
         norm: nn.Module | None = self.norm
         neuron: nn.Module = self.neuron
         if not isinstance(norm, TdBatchNorm) or not isinstance(neuron, Neuron) or not neuron.is_fused:
@@ -253,7 +263,8 @@ class SpikingBlock(nn.Module):
             )
         if s_SNC.shape[0] == 1 and num_steps is None and state is NOT_ASKED:
             raise InputError(
-                "this block got one timestep and starts at rest at every call. Pass num_steps=T where the input stands for T "
+                "this block got one timestep and starts at rest at every call. Pass num_steps=T where the input "
+                "stands for T "
                 "equal ones, or go step by step: spikes, state = block(x, state=state), with state=None at the start."
             )
         if not s_SNC.is_floating_point():
@@ -270,14 +281,15 @@ class SpikingBlock(nn.Module):
             return T
         if torch._C._current_graph_task_id() != -1:
             raise InputError(
-                "torch.utils.checkpoint computes this block a second time and would count its running statistics twice. "
+                "torch.utils.checkpoint computes this block a second time and would count its running statistics "
+                "twice. "
                 "Use mpd_agl.nn.recompute, or create_model(..., recompute=True)."
             )
         return T
 
     @torch.no_grad()
     def current_map(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """mean_C, scale_C, beta_C of `i = (x - mean) scale + beta`, with the statistics that this block uses now for this x."""
+        """mean_C, scale_C, beta_C of the current `i = (x - mean) scale + beta`, with the statistics used for this x."""
         norm, C = self.norm, x_SNC.shape[2]
         if norm is None:
             return x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C)
@@ -291,7 +303,7 @@ class SpikingBlock(nn.Module):
 
     @torch.no_grad()
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
-        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps, with the statistics that this block uses now."""
+        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps, with the statistics used for this x."""
         neuron = self.neuron
         return kernels.probe(
             x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()
@@ -311,7 +323,10 @@ class AnnBlock(nn.Module):
         self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapse))
 
     def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
-        """Activations, with `residual` added. An ANN has no time: it takes `num_steps` as the spiking networks pass it, and ignores it."""
+        """Activations, with `residual` added.
+
+        An ANN has no time: it takes `num_steps` as the spiking networks pass it, and ignores it.
+        """
         y = self.synapse(x_TNC.flatten(0, 1))
         y = torch.relu(self.norm(y) if self.replicas is None or not self.training else self._shared_norm(y))
         y = y.view(*x_TNC.shape[:2], *y.shape[1:])
@@ -352,9 +367,9 @@ class Readout(nn.Module):
 def share_batch(net: nn.Module, replicas: kernels.Replicas | None) -> None:
     """Let a network's layers take training batches as parts of one that several processes share; None ends it.
 
-    The statistics of tdBN, the measured moments, DeepTAGE's norms and ASGL's mask are then those of the whole batch. So all processes have
-    the same running statistics and widths, those of one process on the whole batch. Call it on every process; all run the same layers in
-    the same order.
+    The statistics of tdBN, the measured moments, DeepTAGE's norms and ASGL's mask are then those of the whole batch. So
+    all processes have the same running statistics and widths, those of one process on the whole batch. Call it on every
+    process; all run the same layers in the same order.
     """
     for module in net.modules():
         if hasattr(type(module), "replicas"):

@@ -1,9 +1,12 @@
-"""Convolutions and linear layers that may skip zeros: the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
+"""Convolutions and linear layers that may skip zeros.
 
-`dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` measures, on the input at hand, every way in which
-of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's form) and takes the fastest; it measures again
-after every `every` calls. All ways compute the same function with another order of additions. A choice by the clock is therefore not
-reproducible, so `choice` holds it and a run keeps it (`runs.conv_choices`).
+They have the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
+
+`dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` measures, on the input at hand,
+every way in which each of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's form) and
+takes the fastest; it measures again after every `every` calls. All ways compute the same function with another order of
+additions. A choice by the clock is therefore not reproducible, so `choice` holds it and a run keeps it
+(`runs.conv_choices`).
 """
 
 import time
@@ -171,7 +174,10 @@ class EventLayer(nn.Module):
         return min(choices, key=Choice.total_ms)
 
     def _pack(self, way: str) -> Tensor | None:
-        """Of a folded network the packed weights are kept; others may change at any time, those of inference mode unnoticed."""
+        """The packed weight, kept only for a folded network.
+
+        Other weights may change at any time, and those made in inference mode change without a trace.
+        """
         if self.weight.requires_grad or self.training or self.weight.is_inference():
             return None
         key = way, self.weight.data_ptr(), self.weight._version, native.level()
@@ -185,7 +191,10 @@ class EventLayer(nn.Module):
 
 
 def _unable(x: Tensor) -> bool:
-    """Whether only the dense layer can take this input: another device or dtype, autocast, no native library, nothing in it."""
+    """Whether only the dense layer can take this input.
+
+    So it is on another device, in another dtype, under autocast, without the native library, and for an empty input.
+    """
     return bool(active.why_not(x)) or torch.is_autocast_enabled("cpu") or x.numel() == 0
 
 

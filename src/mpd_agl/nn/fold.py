@@ -1,4 +1,7 @@
-"""Folding tdBN into the synapses for inference: `gamma alpha v_th / sqrt(var + eps)` into the weights, the rest into the bias."""
+"""Folding tdBN into the synapses for inference.
+
+`gamma alpha v_th / sqrt(var + eps)` goes into the weights, the rest into the bias.
+"""
 
 import copy
 from typing import TypeVar

@@ -25,7 +25,8 @@ from mpd_agl.plugins import load_plugins
 class Method:
     """A neuron and a width rule under the name that every command takes.
 
-    `neuron` is called with tau, v_th, surrogate, detach_reset, noise and backend, and makes a module that takes `(i_TNC, kappa_T)`.
+    `neuron` is called with tau, v_th, surrogate, detach_reset, noise and backend, and makes a module that takes
+    `(i_TNC, kappa_T)`.
     """
 
     name: str
@@ -38,7 +39,9 @@ class Method:
     """Share of soft outputs while training (ASGL)."""
 
     def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
-        """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is refused."""
+        """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is
+        refused.
+        """
         own = None if self.surrogate is None else get_surrogate(self.surrogate)
         found = None if asked is None else get_surrogate(asked)
         if own is not None and found is not None and found != own:

@@ -1,8 +1,9 @@
 """What a width rule may know about a layer's membrane potential, and where that knowledge comes from.
 
-A rule asks a `Potential` for the mean and the standard deviation of v_t at each timestep. They are *predicted* from the parameters of the
-norm before the neuron (Theorems 1 and 2), or *measured* while the network trains, where no norm stands before the neuron or where the
-user asks for it. A rule that needs the potentials of the batch at hand declares it (`Width.needs_batch`) and finds their sums here.
+A rule asks a `Potential` for the mean and the standard deviation of v_t at each timestep. They are *predicted* from the
+parameters of the norm before the neuron (Theorems 1 and 2), or *measured* while the network trains, where no norm
+stands before the neuron or where the user asks for it. A rule that needs the potentials of the batch at hand declares
+it (`Width.needs_batch`) and finds their sums here.
 
 Shapes: T timesteps, C channels.
 """
@@ -32,9 +33,9 @@ class Affine(NamedTuple):
 def affine_of(norm: nn.Module) -> Affine | None:
     """gamma, beta and scale of a normalisation layer; None where the module is none that we can read.
 
-    Reads tdBN, BatchNorm, InstanceNorm, GroupNorm, LayerNorm, RMSNorm and what derives from them, by their attributes. Batch norms
-    normalise each channel over the batch, so their output has these moments while training. GroupNorm, LayerNorm and RMSNorm normalise each
-    sample: over a batch the moments hold only roughly.
+    Reads tdBN, BatchNorm, InstanceNorm, GroupNorm, LayerNorm, RMSNorm and what derives from them, by their attributes.
+    Batch norms normalise each channel over the batch, so their output has these moments while training. GroupNorm,
+    LayerNorm and RMSNorm normalise each sample: over a batch the moments hold only roughly.
 
     >>> affine_of(nn.BatchNorm2d(2)).scale, affine_of(nn.Conv2d(1, 1, 1))
     (1.0, None)
@@ -65,7 +66,7 @@ class PotentialSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Potential:
-    """What a width rule is asked with: the neuron's constants, T, and the moments of v_t by kind (`paper` or `exact`)."""
+    """What a width rule is asked with: the neuron's constants, T, and the moments of v_t by kind."""
 
     num_steps: int
     v_th: Tensor | float
@@ -92,8 +93,8 @@ def predicted(
 ) -> tuple[Tensor, Tensor]:
     """Theorems 1 and 2: mean_T and std_T of a neuron's potential behind norms whose currents are added.
 
-    The means add; the variances add too, the currents taken as independent. `input_scale` multiplies the current, as a neuron does that
-    decays its input: `1 - tau`.
+    The means add; the variances add too, the currents taken as independent. `input_scale` multiplies the current, as a
+    neuron does that decays its input: `1 - tau`.
     """
     if not affines:
         raise InputError("the potential's moments are predicted from a norm, got none. Measure them instead.")
@@ -112,8 +113,8 @@ def predicted(
 class MeasuredMoments(nn.Module):
     """Running mean and variance of the potential at each timestep, measured on the training batches.
 
-    They are buffers, so they are saved, moved and copied with the network. The first batch sets them; later ones move them by `momentum`.
-    `update` shares the sums between the processes of `share_batch`.
+    They are buffers, so they are saved, moved and copied with the network. The first batch sets them; later ones move
+    them by `momentum`. `update` shares the sums between the processes of `share_batch`.
 
     >>> measured = MeasuredMoments(num_steps=2)
     >>> measured.update(torch.tensor([[0.0, 2.0], [1.0, 1.0]]))

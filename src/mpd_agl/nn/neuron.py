@@ -1,8 +1,9 @@
 """Neurons as thin modules. A call starts at rest unless a state is passed in: nothing to reset, nothing to leak.
 
-A neuron takes a current with time first, of any rank: (T, N, F), (T, N, C, H, W), tokens (T, N, L, C), sequences (T, N, C, L).
-It sets the width of its surrogate itself, by the rule of its method, from the moments of its potential (`nn.moments`): predicted from the
-norm before it where a `SpikingBlock` knows that norm, measured while training where the neuron stands alone.
+A neuron takes a current with time first, of any rank: (T, N, F), (T, N, C, H, W), tokens (T, N, L, C), sequences (T, N,
+C, L). It sets the width of its surrogate itself, by the rule of its method, from the moments of its potential
+(`nn.moments`): predicted from the norm before it where a `SpikingBlock` knows that norm, measured while training where
+the neuron stands alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,10 @@ NOT_ASKED: Any = object()
 """Stands for a state that the caller did not ask for; None is a state: rest."""
 
 MEASURE_EVERY = 10
-"""Training calls between two measurements of the potential's moments: one more pass over the current, so a tenth of its cost."""
+"""Training calls between two measurements of the potential's moments.
+
+A measurement is one more pass over the current, so it adds a tenth of a pass to each call.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,12 @@ def potential_of(
     *,
     needs_batch: bool = False,
 ) -> Potential:
-    """What a width rule may know of a neuron's potential: moments predicted from the norms' `affines`, or else measured.
+    """What a width rule may know of a neuron's potential.
 
-    `neuron` is any module with `tau` and `v_th`. `observe` gives the sums of the potentials of the batch at hand; it is called where a rule
-    needs that batch, and now and then while training to keep the measured moments.
+    Its moments are predicted from the norms' `affines`, or else measured.
+
+    `neuron` is any module with `tau` and `v_th`. `observe` gives the sums of the potentials of the batch at hand; it is
+    called where a rule needs that batch, and now and then while training to keep the measured moments.
     """
     tau = neuron.tau
     assert isinstance(tau, Tensor)
@@ -70,7 +76,8 @@ def potential_of(
             return predicted(affines, tau, num_steps, kind, input_scale=scale)
         if not isinstance(neuron, Neuron) or neuron.measured is None:
             raise InputError(
-                "this width rule needs the moments of the potential, and there is no norm before the neuron to predict them "
+                "this width rule needs the moments of the potential, and there is no norm before the neuron to "
+                "predict them "
                 "from. Use SpikingBlock(synapse, norm=...), or give the neuron its method: LIF(method='mpd-agl')."
             )
         return neuron.measure(neuron.measured, num_steps, observe).moments(kind)
@@ -80,11 +87,13 @@ def potential_of(
 
 
 class Neuron(nn.Module):
-    """What LIF and PLIF share: `v_t = tau kept_{t-1} + i_t`, `s_t = (v_t >= v_th)`, and what is kept of v_t after the reset (Eq. 2-3).
+    """What LIF and PLIF share: `v_t = tau kept_{t-1} + i_t`, `s_t = (v_t >= v_th)`, and what is kept of v_t after the
+    reset (Eq. 2-3).
 
-    `reset="hard"` keeps `v_t (1 - s_t)`, `"soft"` keeps `v_t - v_th s_t`. `decay_input` takes `(1 - tau) i_t` in place of i_t, as
-    SpikingJelly's neurons do by default. `tau` and `v_th` are numbers, or one per channel (the axis `channel_dim` of the current);
-    `learn_v_th` makes the threshold a parameter. `method` brings the width rule and, where it has one, the surrogate.
+    `reset="hard"` keeps `v_t (1 - s_t)`, `"soft"` keeps `v_t - v_th s_t`. `decay_input` takes `(1 - tau) i_t` in place
+    of i_t, as SpikingJelly's neurons do by default. `tau` and `v_th` are numbers, or one per channel (the axis
+    `channel_dim` of the current); `learn_v_th` makes the threshold a parameter. `method` brings the width rule and,
+    where it has one, the surrogate.
     """
 
     tau: Tensor
@@ -169,7 +178,10 @@ class Neuron(nn.Module):
 
     @property
     def is_fused(self) -> bool:
-        """Whether `kernels` computes this neuron: not while it is noisy, and not where a subclass has its own `forward`."""
+        """Whether `kernels` computes this neuron.
+
+        Not while it is noisy, and not where a subclass has its own `forward`.
+        """
         return type(self).forward is Neuron.forward and not self.is_noisy
 
     def dynamics(self) -> dict[str, Any]:
@@ -208,10 +220,11 @@ class Neuron(nn.Module):
         residual: Tensor | None = None,
         state: Tensor | None = NOT_ASKED,
     ) -> Any:
-        """Spikes for a current of T steps, or of one step that stands for `num_steps` equal ones; `residual` is added to them.
+        """Spikes for a current of T steps, or of one step that stands for `num_steps` equal ones; `residual` is added
+        to them.
 
-        `kappa_T` are the widths; None leaves them to the neuron's own rule. With `state` (None: rest) the answer is `(spikes, state)`:
-        what the neurons keep after the last step, to be passed into the next call.
+        `kappa_T` are the widths; None leaves them to the neuron's own rule. With `state` (None: rest) the answer is
+        `(spikes, state)`: what the neurons keep after the last step, to be passed into the next call.
         """
         T = self._num_steps(i_SNC, kappa_T, num_steps)
         asked = state is not NOT_ASKED
@@ -246,7 +259,9 @@ class Neuron(nn.Module):
         return spikes_1NC[0], state
 
     def kappa(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> Tensor:
-        """The widths by the neuron's own rule, 1 without a rule; without gradients there is no width, and it costs nothing."""
+        """The widths by the neuron's own rule, 1 without a rule; without gradients there is no width, and it costs
+        nothing.
+        """
         if self.width is None or not torch.is_grad_enabled():
             return torch.ones(num_steps, device=i_SNC.device)
         observe = partial(self.observe, i_SNC, num_steps, kept_0)
@@ -280,7 +295,9 @@ class Neuron(nn.Module):
     def _noisy_sequence(
         self, i_SNC: Tensor, kappa_T: Tensor, kept_0: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """ASGL's outputs, potentials and last kept potentials: hard and soft spikes mixed at random (`core.noisy_spike`)."""
+        """ASGL's outputs, potentials and last kept potentials: hard and soft spikes mixed at random
+        (`core.noisy_spike`).
+        """
         # Under autocast, too, the membrane is float32.
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]).to(dtype)

@@ -11,7 +11,8 @@ from mpd_agl.errors import InputError
 class TdBatchNorm(nn.Module):
     """Threshold-dependent batch norm over time, batch and space (Eq. 4-5), for (T, N, C) and (T, N, C, H, W).
 
-    `i = weight * alpha * v_th * (x - mean)/sqrt(var + eps) + bias`. `weight` starts at 1 and `bias` at 0, as in the paper.
+    `i = weight * alpha * v_th * (x - mean)/sqrt(var + eps) + bias`. `weight` starts at 1 and `bias` at 0, as in the
+    paper.
 
     >>> TdBatchNorm(8)(torch.randn(2, 4, 8, 16, 16)).shape
     torch.Size([2, 4, 8, 16, 16])
@@ -40,7 +41,8 @@ class TdBatchNorm(nn.Module):
         """Refuse a wrong rank, a wrong number of channels, and batch statistics of a single value."""
         if x_TNC.dim() not in (3, 5) or x_TNC.shape[2] != self.num_features:
             raise InputError(
-                f"tdBN over {self.num_features} channels takes (T, N, {self.num_features}) or (T, N, {self.num_features}, H, W), "
+                f"tdBN over {self.num_features} channels takes (T, N, {self.num_features}) or (T, N, "
+                f"{self.num_features}, H, W), "
                 f"got {tuple(x_TNC.shape)}."
             )
         if self.training and self.replicas is None and x_TNC.numel() == x_TNC.shape[2]:
@@ -51,7 +53,9 @@ class TdBatchNorm(nn.Module):
 
     @torch.no_grad()
     def track(self, mean_C: Tensor, var_C: Tensor, count: int | Tensor) -> None:
-        """`core.update_running`, in place: from a batch's moments over `count` values per channel; NaN is refused (on a CPU)."""
+        """`core.update_running`, in place: from a batch's moments over `count` values per channel; NaN is refused (on a
+        CPU).
+        """
         looks = mean_C.device.type == "cpu" and not torch.compiler.is_compiling()
         if looks and not torch.isfinite(mean_C.sum() + var_C.sum()):
             raise InputError(

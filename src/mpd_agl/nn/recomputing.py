@@ -16,8 +16,8 @@ from mpd_agl.nn.neuron import Neuron
 def repeating(parts: Sequence[nn.Module], choices: Mapping[EventLayer, Choice | None]) -> Iterator[None]:
     """The second pass recomputes what the first one did.
 
-    Running statistics go into copies that are thrown away, monitors ignore the pass, and every layer repeats the choice it made the first
-    time.
+    Running statistics go into copies that are thrown away, monitors ignore the pass, and every layer repeats the choice
+    it made the first time.
     """
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
@@ -48,7 +48,8 @@ def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
 
 
 def recompute(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
-    """`run(parts, s)` with the same values, gradients and running statistics, but nothing within it is kept for the backward pass.
+    """`run(parts, s)` with the same values, gradients and running statistics, but nothing within it is kept for the
+    backward pass.
 
     Without gradients there is nothing to save, and the parts are simply called.
     """

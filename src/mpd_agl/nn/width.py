@@ -1,8 +1,8 @@
 """Width rules: small modules with one method that gives kappa_T, the surrogate's width at each timestep.
 
-`width(potential)` takes what is known of the layer's potential (`nn.moments.Potential`). kappa_T carries no gradient, except where the
-rule's own parameter is the width. A rule that reads the potentials of the batch at hand sets `needs_batch = True` and finds their sums in
-`potential.batch`.
+`width(potential)` takes what is known of the layer's potential (`nn.moments.Potential`). kappa_T carries no gradient,
+except where the rule's own parameter is the width. A rule that reads the potentials of the batch at hand sets
+`needs_batch = True` and finds their sums in `potential.batch`.
 """
 
 import warnings
@@ -20,7 +20,9 @@ class Width(nn.Module):
     """Base of the rules."""
 
     needs_batch = False
-    """Whether the rule reads the potentials of the batch at hand; the layer then measures them before every training pass."""
+    """Whether the rule reads the potentials of the batch at hand; the layer then measures them before every training
+    pass.
+    """
 
     def forward(self, potential: Potential) -> Tensor:
         """kappa_T on the neuron's device."""
@@ -53,8 +55,8 @@ class LSGWidth(Width):
 class MPDWidth(Width):
     """The adaptive gradient rule (Eq. 7): `kappa_t = 2 std_t` of the potential.
 
-    `moments="paper"` takes gamma_bar as Eq. 7 stands, `"exact"` the mixture's own variance. Where gamma_bar <= 0 the paper's rule has no
-    meaning; |gamma_bar| is used, and kappa is kept from zero (`core.mpd_width`).
+    `moments="paper"` takes gamma_bar as Eq. 7 stands, `"exact"` the mixture's own variance. Where gamma_bar <= 0 the
+    paper's rule has no meaning; |gamma_bar| is used, and kappa is kept from zero (`core.mpd_width`).
     """
 
     def __init__(self, moments: Moments = "paper") -> None:
@@ -71,13 +73,17 @@ class MPDWidth(Width):
         return core.mpd_width(std_T, v_th=potential.threshold)
 
     def warn_of(self, gamma_C: Tensor) -> None:
-        """Say once per layer that gamma_bar <= 0 has left Eq. 7's domain (on a CPU; on a GPU the monitors show gamma_bar)."""
+        """Say once per layer that gamma_bar <= 0 has left Eq.
+
+        7's domain (on a CPU; on a GPU the monitors show gamma_bar).
+        """
         if self.moments != "paper" or self._warned or gamma_C.device.type != "cpu":
             return
         if (gamma_bar := float(gamma_C.mean())) <= 0:
             self._warned = True
             warnings.warn(
-                f"gamma_bar of a norm is {gamma_bar:.4g}, where Eq. 7 needs a positive one: |gamma_bar| is used, and kappa is "
+                f"gamma_bar of a norm is {gamma_bar:.4g}, where Eq. 7 needs a positive one: |gamma_bar| is used, and "
+                "kappa is "
                 f"at least {core.KAPPA_MIN:g} v_th; moments='exact' (method mpd-agl-exact) is defined for any gamma.",
                 stacklevel=4,
             )
@@ -145,7 +151,10 @@ class SlopeWidth(Width):
 
 
 class DeepTAGEWidth(Width):
-    """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves."""
+    """DeepTAGE (Liu et al.
+
+    2025): `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves.
+    """
 
     needs_batch = True
 
@@ -155,7 +164,10 @@ class DeepTAGEWidth(Width):
 
     @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:
-        """`sigma_t^2 = sum v^2 - 2 v_th sum v + n v_th^2`. Without potentials (evaluation, plots): 1, the width at t = 1."""
+        """`sigma_t^2 = sum v^2 - 2 v_th sum v + n v_th^2`.
+
+        Without potentials (evaluation, plots): 1, the width at t = 1.
+        """
         sums, v_th = potential.batch, potential.threshold
         if sums is None:
             return torch.ones(potential.num_steps, device=potential.tau.device)
