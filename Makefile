@@ -9,9 +9,9 @@ NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py $(NATIVE)
+$(INSTALLED): pyproject.toml setup.py tools/constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt -e ".[dev]"
 	touch $@
 
 # a small network learns digits from scratch; the run folder is runs/demo, the page with what happened runs/demo/report.html
