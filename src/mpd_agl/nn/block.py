@@ -138,7 +138,7 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=T,
             batch_stats=self.training,
-            residual_TNC=residual,
+            residual=residual,
             v_th=self.neuron.v_th,
             alpha=self.norm.alpha,
             eps=self.norm.eps,

@@ -79,7 +79,7 @@ class Neuron(nn.Module):
             self.tau,
             kappa_T,
             num_steps=kappa_T.shape[0],
-            residual_TNC=residual,
+            residual=residual,
             v_th=self.v_th,
             surrogate=self.surrogate,
             detach_reset=self.detach_reset,
