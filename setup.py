@@ -46,7 +46,7 @@ class BuildNative(build_ext):
         objects = []
         for level, flags in levels.items():
             objects += self.compiler.compile(
-                [str(KERNELS / name) for name in ("native.cpp", "active.cpp", "winograd.cpp")],
+                [str(KERNELS / name) for name in ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp")],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
                 extra_postargs=[*COMMON, *openmp, *flags],

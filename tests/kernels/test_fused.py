@@ -1,9 +1,12 @@
 """Every backend against `core`: spikes, every gradient, running statistics, at awkward sizes, with allocations poisoned by NaN."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 
-from mpd_agl.core import SURROGATES
+from mpd_agl.core import SURROGATES, Rectangular, Surrogate, lif
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here, neuron, probe, tdbn_neuron
 from mpd_agl.kernels.backends import _auto, resolve
@@ -110,8 +113,6 @@ def test_neuron_alone(backend, T, S):
     case = make_case(T, S)
     i64 = ((case.x - 3) / 4).requires_grad_()
     tau64 = case.tau.clone().requires_grad_()
-    from mpd_agl.core import lif
-
     s0, v0 = lif(i64.expand(T, *i64.shape[1:]), tau64, case.kappa)
     u = (v0 - V_TH).abs()
     assert float(u.detach().min()) > 1e-6
@@ -134,14 +135,14 @@ def test_what_is_added_to_the_spikes(backend, T, S):
     options = {"num_steps": T, "batch_stats": True, "backend": backend}
     alone, added = case.leaves(torch.float32), case.leaves(torch.float32)
     s0, _, _ = tdbn_neuron(*alone[:3], *rest, *alone[3:], **options)
-    s1, _, _ = tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual_TNC=plus)
+    s1, _, _ = tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual=plus)
     assert torch.equal(s1, s0 + plus)
     g = case.g.float()
     *g1, g_plus = torch.autograd.grad(s1, [*added, plus], g)
     assert torch.equal(g_plus, g)
     assert all(torch.equal(a, b) for a, b in zip(g1, torch.autograd.grad(s0, alone, g), strict=True))
     with pytest.raises(InputError, match="must have it too, got"):
-        tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual_TNC=plus[:, :3])
+        tdbn_neuron(*added[:3], *rest, *added[3:], **options, residual=plus[:, :3])
 
 
 @pytest.mark.parametrize("backend", HERE)
@@ -274,19 +275,41 @@ def test_an_empty_input_is_a_sentence():
         neuron(torch.empty(2, 0, 5), torch.tensor(0.2), torch.ones(2), num_steps=2)
 
 
-def test_a_users_own_surrogate_runs_in_pytorch():
-    from mpd_agl.core import Triangular
+@dataclass(frozen=True)
+class Own(Surrogate):
+    """A user's surrogate, with a parameter of its own and no soft step: a triangle of any height."""
 
-    class Own(Triangular):
-        name = "own"
+    height: float = 1.0
+    name: ClassVar[str] = "own"
 
-    i = torch.randn(2, 6, 3, requires_grad=True)
-    args = (torch.tensor(0.2), torch.ones(2))
-    want = torch.autograd.grad(neuron(i, *args, num_steps=2, surrogate="triangular", backend="eager").sum(), i)
-    got = torch.autograd.grad(neuron(i, *args, num_steps=2, surrogate=Own()).sum(), i)
-    assert torch.equal(got[0], want[0])
-    with pytest.raises(InputError, match="backend 'native' knows the surrogates .* got 'own'. Use backend='eager'"):
-        neuron(i, *args, num_steps=2, surrogate=Own(), backend="native")
+    def grad(self, u, kappa):
+        return self.height * (1 - u.abs() / kappa).clamp_min(0) / kappa
+
+
+class Steeper(Rectangular):
+    """A known surrogate's subclass that computes something else."""
+
+    def grad(self, u, kappa):
+        return 2 * super().grad(u, kappa)
+
+
+@pytest.mark.parametrize("reset", ["hard", "soft"])
+@pytest.mark.parametrize("backend", ["auto", *HERE])
+def test_a_users_own_surrogate_on_every_backend(backend, reset):
+    i = torch.randn(3, 6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    kappa = torch.ones(3, requires_grad=True)
+
+    def grads(surrogate, backend):
+        s = neuron(i, 0.2, kappa, num_steps=3, surrogate=surrogate, backend=backend, reset=reset, detach_reset=True)
+        return torch.autograd.grad(s.sum(), (i, kappa))
+
+    for own in (Own(), Own(2.0), Steeper()):
+        s, _ = lif(i, 0.2, kappa, surrogate=own, reset=reset, detach_reset=True)
+        for a, b in zip(grads(own, backend), torch.autograd.grad(s.sum(), (i, kappa)), strict=True):
+            assert difference(a, b) < TOLERANCE
+    for a, b in zip(grads(Own(), backend), grads("triangular", backend), strict=True):
+        assert difference(a, b) < TOLERANCE
+    assert difference(grads(Steeper(), backend)[0], grads("rectangular", backend)[0]) > 0.1
 
 
 def test_steps_and_widths_must_agree():

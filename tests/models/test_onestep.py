@@ -5,7 +5,7 @@ import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
-from mpd_agl.models.onestep import OneStep, answer_early, fire
+from mpd_agl.models.onestep import OneStep, answer_early
 from mpd_agl.nn import TdBatchNorm, fold
 
 
@@ -60,11 +60,11 @@ def test_a_call_leaves_nothing_behind():
 
 
 def test_one_neuron_by_hand():
-    spikes, v = [], None
+    neuron, spikes, kept = LIF(tau=0.2), [], None
     for i in (0.4, 0.45, 0.1, 0.7):
-        s, v = fire(v, torch.tensor(i), torch.tensor(0.2), 0.5)
-        spikes.append((float(s), round(float(v), 4)))
-    assert spikes == [(0.0, 0.4), (1.0, 0.53), (0.0, 0.1), (1.0, 0.72)]
+        s, kept = neuron.step(torch.tensor([[i]]), kept)
+        spikes.append((float(s), round(float(kept), 4)))
+    assert spikes == [(0.0, 0.4), (1.0, 0.0), (0.0, 0.1), (1.0, 0.0)]
 
 
 @pytest.mark.parametrize(("name", "steps"), [("resnet19", 4), ("vggsnn", 5)])

@@ -149,7 +149,9 @@ def _look(block: SpikingBlock, s_in: Tensor, seen: Pass, detail: bool) -> LayerS
     zero_C, one_C = x_SNC.new_zeros(C), x_SNC.new_ones(C)
     to_current = seen.current_map or (zero_C, one_C, zero_C)
     if seen.v_TNC is None:
-        sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed())
+        sums_T6 = kernels.probe(
+            x_SNC, *to_current, neuron.tau, kappa_T, backend=neuron.backend, kept_0=seen.kept_0, **neuron.probed()
+        )
     else:
         sums_T6 = _sums(seen.v_TNC, x_SNC, kappa_T, neuron.v_th)
     sizes = [x_SNC[0].numel(), float(torch.count_nonzero(s_in)), s_in.numel()]

@@ -1,6 +1,6 @@
 """The written equations, as pure functions on tensors: the reference that everything faster is tested against."""
 
-from mpd_agl.core.lif import lif
+from mpd_agl.core.lif import RESETS, along_channels, lif
 from mpd_agl.core.mpd import (
     KAPPA_MIN,
     deeptage_width,
@@ -20,12 +20,14 @@ from mpd_agl.core.surrogate import (
     Triangular,
     get_surrogate,
     noisy_spike,
+    register_surrogate,
     spike,
 )
 from mpd_agl.core.tdbn import batch_moments, tdbn, update_running
 
 __all__ = [
     "KAPPA_MIN",
+    "RESETS",
     "SURROGATES",
     "Arctan",
     "ArctanPeak",
@@ -33,6 +35,7 @@ __all__ = [
     "Sigmoid",
     "Surrogate",
     "Triangular",
+    "along_channels",
     "batch_moments",
     "deeptage_width",
     "get_surrogate",
@@ -43,6 +46,7 @@ __all__ = [
     "noisy_spike",
     "potential_moments",
     "quantile_width",
+    "register_surrogate",
     "spike",
     "tdbn",
     "update_running",

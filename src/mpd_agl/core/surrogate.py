@@ -2,6 +2,9 @@
 
 A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, and the soft step H that it is the derivative of. All shapes are
 written as `h(u; kappa) = phi(u / kappa) / kappa`: unit area and peak `1/kappa`, so that one kappa means the same for each of them.
+
+Your own surrogate is a frozen dataclass with a `name` and `grad`. Pass the object wherever a surrogate's name is taken, or give it a name by
+`register_surrogate`. Every backend takes it; beside native kernels its backward pass runs in plain PyTorch.
 """
 
 import math
@@ -12,12 +15,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mpd_agl.errors import unknown_name
+from mpd_agl.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)
 class Surrogate(ABC):
-    """A surrogate derivative of the step function at width kappa."""
+    """A surrogate derivative of the step function at width kappa. Only `grad` must be written.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Flat(Surrogate):
+    ...     name: ClassVar[str] = "flat"
+    ...     def grad(self, u, kappa):
+    ...         return torch.ones_like(u) / kappa
+    >>> u = torch.tensor([-3.0, 3.0], requires_grad=True)
+    >>> torch.autograd.grad(spike(u, 2.0, Flat()).sum(), u)
+    (tensor([0.5000, 0.5000]),)
+    """
 
     name: ClassVar[str]
 
@@ -25,12 +39,15 @@ class Surrogate(ABC):
     def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """h(u; kappa), the stand-in for ds/dv; u = v - v_th."""
 
-    @abstractmethod
     def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """H(u; kappa), the smooth step whose derivative by u is `grad`."""
+        """H(u; kappa), the smooth step whose derivative by u is `grad`. Only noisy spikes (ASGL) ask for it."""
+        raise InputError(
+            f"surrogate {self.name!r} has no soft_step, which ASGL's noisy spikes need. "
+            "Write it (the integral of grad over u), or use another surrogate."
+        )
 
     def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """dH/dkappa: H depends on u/kappa alone, so it is `-(u/kappa) * h(u; kappa)`. Used by learnable widths."""
+        """dH/dkappa, for learnable widths. Where H depends on u/kappa alone it is `-(u/kappa) * h(u; kappa)`; else override it."""
         h = self.grad(u, kappa)
         return torch.where(h == 0, 0.0, -(u / kappa) * h)  # far out u/kappa may overflow where h is 0
 
@@ -131,6 +148,19 @@ class ArctanPeak(Surrogate):
 SURROGATES: dict[str, Surrogate] = {s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())}
 
 
+def register_surrogate(surrogate: Surrogate) -> Surrogate:
+    """Make a surrogate known by its name, everywhere a name is taken. A name that another surrogate has is refused."""
+    if not isinstance(surrogate, Surrogate) or not isinstance(getattr(surrogate, "name", None), str):
+        raise InputError(
+            f"register_surrogate takes an object of a Surrogate class with a name, got {surrogate!r}. "
+            "Derive a frozen dataclass from Surrogate and pass an instance."
+        )
+    if SURROGATES.get(surrogate.name, surrogate) != surrogate:
+        raise InputError(f"the name {surrogate.name!r} belongs to {SURROGATES[surrogate.name]!r}. Choose another name.")
+    SURROGATES[surrogate.name] = surrogate
+    return surrogate
+
+
 def get_surrogate(name: str | Surrogate) -> Surrogate:
     """The surrogate of that name; a `Surrogate` comes back as it is."""
     if isinstance(name, Surrogate):
@@ -141,24 +171,26 @@ def get_surrogate(name: str | Surrogate) -> Surrogate:
 
 
 class _Spike(torch.autograd.Function):
-    """Forward: the step. Backward: h for u, and dH/dkappa for a kappa that asks for a gradient."""
+    """Forward: the step. Backward: h for u, and dH/dkappa for a kappa that asks for a gradient, both times the gain."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, kappa: Tensor, surrogate: Surrogate) -> Tensor:
+    def forward(ctx: Any, u: Tensor, kappa: Tensor, surrogate: Surrogate, gain: Tensor | float) -> Tensor:
         ctx.save_for_backward(u, kappa)
-        ctx.surrogate = surrogate
+        ctx.surrogate, ctx.gain = surrogate, gain
         return (u >= 0).to(u.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (g,) = grads
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        g = grads[0] * ctx.gain
         u, kappa = ctx.saved_tensors
         g_kappa = (g * ctx.surrogate.grad_kappa(u, kappa)).sum_to_size(kappa.shape) if ctx.needs_input_grad[1] else None
-        return g * ctx.surrogate.grad(u, kappa), g_kappa, None
+        return g * ctx.surrogate.grad(u, kappa), g_kappa, None, None
 
 
-def spike(u: Tensor, kappa: Tensor | float, surrogate: str | Surrogate = "rectangular") -> Tensor:
-    """Eq. 3 with Eq. 6 as its derivative: 1 where `u = v - v_th >= 0`, else 0.
+def spike(
+    u: Tensor, kappa: Tensor | float, surrogate: str | Surrogate = "rectangular", gain: Tensor | float = 1.0
+) -> Tensor:
+    """Eq. 3 with Eq. 6 as its derivative: 1 where `u = v - v_th >= 0`, else 0. `gain` multiplies the derivative's height.
 
     >>> u = torch.tensor([-0.2, 0.0, 0.7], requires_grad=True)
     >>> s = spike(u, kappa=1.0)
@@ -167,7 +199,7 @@ def spike(u: Tensor, kappa: Tensor | float, surrogate: str | Surrogate = "rectan
     (tensor([0., 1., 1.]), tensor([1., 1., 0.]))
     """
     kappa = torch.as_tensor(kappa, dtype=u.dtype, device=u.device)
-    out: Tensor = _Spike.apply(u, kappa, get_surrogate(surrogate))  # type: ignore[no-untyped-call]
+    out: Tensor = _Spike.apply(u, kappa, get_surrogate(surrogate), gain)  # type: ignore[no-untyped-call]
     return out
 
 

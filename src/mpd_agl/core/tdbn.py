@@ -20,11 +20,13 @@ def tdbn(
     mean_C: Tensor,
     var_C: Tensor,
     *,
-    v_th: float = 0.5,
+    v_th: Tensor | float = 0.5,
     alpha: float = 1.0,
     eps: float = 1e-5,
 ) -> Tensor:
     """`gamma * alpha * v_th * (x - mean) / sqrt(var + eps) + beta` per channel: the pre-synaptic input ~ N(beta, (gamma alpha v_th)^2).
+
+    `v_th` is one value, or one per channel.
 
     >>> x_TNC = torch.randn(2, 64, 3) * 7 + 5
     >>> i_TNC = tdbn(x_TNC, torch.ones(3), torch.zeros(3), *batch_moments(x_TNC))
@@ -33,6 +35,8 @@ def tdbn(
     """
     shape = [1, 1, -1] + [1] * (x_TNC.dim() - 3)
     gamma, beta, mean, var = (p.view(shape) for p in (gamma_C, beta_C, mean_C, var_C))
+    if isinstance(v_th, Tensor) and v_th.dim():
+        v_th = v_th.view(shape)
     x_hat = alpha * v_th * (x_TNC - mean) / torch.sqrt(var + eps)  # Eq. 4
     return gamma * x_hat + beta  # Eq. 5
 

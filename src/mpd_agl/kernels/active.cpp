@@ -9,9 +9,6 @@
 
 #include "scan.h"
 #include "simd.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace {
 
@@ -22,21 +19,22 @@ constexpr int64_t MOST_SUBTILES = 4;  // subtiles that share weights in L2
 constexpr int64_t WINDOW = 256;     // rows of the gradient in L1
 constexpr int64_t POSITIONS = 128;  // input pixels of a window, at most
 
-int64_t threads() {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 int64_t slot_size(int64_t C) { return C >= LIST_BLOCK ? LIST_BLOCK : up(C, 8) * 8; }
 
-int scan(const float *x, const ActiveLists *e) {
-    int other = 0;
-#pragma omp parallel for schedule(static) reduction(| : other)
-    for (int64_t row = 0; row < e->rows; row++) other |= scan_row(x + row * e->C, e, row) != 0;
-    return other;
+int scan(const float *x, const ActiveLists *lists) {
+    int any = 0;
+    Team team;
+    team.start();
+#pragma omp parallel num_threads(team.size)
+    {
+        Member member(team);
+        unsigned other = 0;
+#pragma omp for schedule(static) nowait
+        for (int64_t row = 0; row < lists->rows; row++) other |= scan_row(x + row * lists->C, lists, row);
+        if (other) __atomic_store_n(&any, 1, __ATOMIC_RELAXED);
+    }
+    team.join();
+    return any;
 }
 
 int64_t tile_size(const Geometry *g) { return (slot_size(g->C_in) + 1) * ROW; }
@@ -45,18 +43,25 @@ int64_t packed_size(const Geometry *g) { return up(g->C_out, ROW) * up(g->C_in, 
 
 void pack(const Geometry *g, const float *weight, float *packed) {
     const int64_t taps = g->K * g->K, blocks = up(g->C_in, LIST_BLOCK), size = tile_size(g), tiles = up(g->C_out, ROW) * blocks * taps;
-#pragma omp parallel for schedule(static)
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t tap = tile % taps, c0 = tile / taps % blocks * LIST_BLOCK, o0 = tile / taps / blocks * ROW;
-        const int64_t C = least(LIST_BLOCK, g->C_in - c0), O = least(ROW, g->C_out - o0);
-        float *__restrict out = packed + tile * size;
-        if (C * ROW < size || O < ROW) std::memset(out, 0, size * sizeof(float));
-        for (int64_t c1 = 0; c1 < C; c1 += 16)  // a line of the weights at a time
-            for (int64_t o = 0; o < O; o++) {
-                const float *__restrict in = weight + ((o0 + o) * taps + tap) * g->C_in + c0;
-                for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c * ROW + o] = in[c];
-            }
+    Team team;
+    team.start();
+#pragma omp parallel num_threads(team.size)
+    {
+        Member member(team);
+#pragma omp for schedule(static) nowait
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t tap = tile % taps, c0 = tile / taps % blocks * LIST_BLOCK, o0 = tile / taps / blocks * ROW;
+            const int64_t C = least(LIST_BLOCK, g->C_in - c0), O = least(ROW, g->C_out - o0);
+            float *__restrict out = packed + tile * size;
+            if (C * ROW < size || O < ROW) std::memset(out, 0, size * sizeof(float));
+            for (int64_t c1 = 0; c1 < C; c1 += 16)  // a line of the weights at a time
+                for (int64_t o = 0; o < O; o++) {
+                    const float *__restrict in = weight + ((o0 + o) * taps + tap) * g->C_in + c0;
+                    for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c * ROW + o] = in[c];
+                }
+        }
     }
+    team.join();
 }
 
 // sum += the rows that the list selects, even places and odd places in two chains; values of 1 are added, others multiplied
@@ -86,7 +91,7 @@ inline void add_rows(const float *__restrict rows, const uint8_t *__restrict ind
 
 // One weight tile (a tap, a block of input channels) for the output pixels [q0, q1) whose sums are at `sums`
 template <bool VALUES>
-void use_tile(const Geometry *g, const ActiveLists *e, const float *rows, int64_t block, int64_t ky, int64_t kx, int64_t q0, int64_t q1,
+void use_tile(const Geometry *g, const ActiveLists *lists, const float *rows, int64_t block, int64_t ky, int64_t kx, int64_t q0, int64_t q1,
               float *sums) {
     const int64_t s = g->stride, first = kx < g->pad ? up(g->pad - kx, s) : 0;
     const int64_t reach = g->W - 1 + g->pad - kx, last = reach < 0 ? 0 : least(g->OW, reach / s + 1);  // ox in [first, last) meet x
@@ -95,14 +100,14 @@ void use_tile(const Geometry *g, const ActiveLists *e, const float *rows, int64_
         const int64_t end = least(q1, q + g->OW - ox);
         if (iy >= 0 && iy < g->H) {
             const int64_t from = most(first, ox), to = least(last, ox + end - q);
-            int64_t slot = ((n * g->H + iy) * g->W + from * s + kx - g->pad) * e->blocks + block;
+            int64_t slot = ((n * g->H + iy) * g->W + from * s + kx - g->pad) * lists->blocks + block;
             float *sum = sums + (q - q0 + from - ox) * ROW;
-            for (int64_t x = from; x < to; x++, slot += s * e->blocks, sum += ROW) {
-                const int64_t at = slot * e->cap;
+            for (int64_t x = from; x < to; x++, slot += s * lists->blocks, sum += ROW) {
+                const int64_t at = slot * lists->cap;
                 if constexpr (VALUES)
-                    add_rows<true>(rows, e->index + at, e->value + at, e->ones[slot], e->count[slot], sum);
+                    add_rows<true>(rows, lists->index + at, lists->value + at, lists->ones[slot], lists->count[slot], sum);
                 else
-                    add_rows<false>(rows, e->index + at, nullptr, e->count[slot], 0, sum);
+                    add_rows<false>(rows, lists->index + at, nullptr, lists->count[slot], 0, sum);
             }
         }
         q = end;
@@ -110,22 +115,28 @@ void use_tile(const Geometry *g, const ActiveLists *e, const float *rows, int64_
 }
 
 template <bool VALUES>
-void forward_as(const Geometry *g, const ActiveLists *e, const float *packed, const float *bias, float *y) {
+int forward_as(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias, float *y) {
+    Team team;
     const int64_t pixels = g->N * g->OH * g->OW, subtiles = up(pixels, SUBTILE), taps = g->K * g->K, size = tile_size(g);
-    const int64_t group = most(1, least(MOST_SUBTILES, subtiles / (2 * threads()))), groups = up(subtiles, group), O_blocks = up(g->C_out, ROW);
-#pragma omp parallel
+    const int64_t group = most(1, least(MOST_SUBTILES, subtiles / (2 * team.size))), groups = up(subtiles, group), O_blocks = up(g->C_out, ROW);
+    Memory memory;
+    const auto all_sums = memory.each<float>(team, group * SUBTILE * ROW);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *sums = allocate<float>(group * SUBTILE * ROW);
-#pragma omp for schedule(dynamic)
+        Member member(team);
+        float *sums = all_sums[member];
+#pragma omp for schedule(dynamic) nowait
         for (int64_t item = 0; item < groups; item++) {
             const int64_t first = item * group * SUBTILE, last = least(pixels, first + group * SUBTILE);
             for (int64_t ob = 0; ob < O_blocks; ob++) {
                 const int64_t o0 = ob * ROW, O = least(ROW, g->C_out - o0);
                 std::memset(sums, 0, (last - first) * ROW * sizeof(float));
-                for (int64_t ib = 0; ib < e->blocks; ib++)
+                for (int64_t ib = 0; ib < lists->blocks; ib++)
                     for (int64_t q = first; q < last; q += SUBTILE)
                         for (int64_t tap = 0; tap < taps; tap++)
-                            use_tile<VALUES>(g, e, packed + ((ob * e->blocks + ib) * taps + tap) * size, ib, tap / g->K, tap % g->K, q,
+                            use_tile<VALUES>(g, lists, packed + ((ob * lists->blocks + ib) * taps + tap) * size, ib, tap / g->K, tap % g->K, q,
                                              least(last, q + SUBTILE), sums + (q - first) * ROW);
                 for (int64_t q = first; q < last; q++) {
                     const float *__restrict sum = sums + (q - first) * ROW;
@@ -137,12 +148,13 @@ void forward_as(const Geometry *g, const ActiveLists *e, const float *packed, co
                 }
             }
         }
-        std::free(sums);
     }
+    team.join();
+    return DONE;
 }
 
-void forward(const Geometry *g, const ActiveLists *e, const float *packed, const float *bias, float *y) {
-    return e->value ? forward_as<true>(g, e, packed, bias, y) : forward_as<false>(g, e, packed, bias, y);
+int forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias, float *y) {
+    return lists->value ? forward_as<true>(g, lists, packed, bias, y) : forward_as<false>(g, lists, packed, bias, y);
 }
 
 // The weight gradient's view of space. With u = iy + pad = stride * r + phase, the taps ky = phase + stride * m reach oy = r - m. A window
@@ -187,7 +199,7 @@ struct Transposed {  // per window, phase and input channel: the positions where
 };
 
 template <bool VALUES>
-void transpose(const Windows &w, const Geometry *g, const ActiveLists *e, int64_t window, const Transposed &t) {
+void transpose(const Windows &w, const Geometry *g, const ActiveLists *lists, int64_t window, const Transposed &t) {
     Place place[POSITIONS];
     const int64_t parts = places(w, g, window, place), s = g->stride, first = window * w.lists() * g->C_in;
     uint8_t *ones = t.ones + first, *others = VALUES ? t.others + first : nullptr;
@@ -204,17 +216,17 @@ void transpose(const Windows &w, const Geometry *g, const ActiveLists *e, int64_
                     const int64_t ix = q * s + b - g->pad;
                     if (ix < 0 || ix >= g->W) continue;
                     const uint8_t position = static_cast<uint8_t>(p.base + (r - p.r0 + w.M - 1) * w.GW + (q - p.q0 + w.M - 1));
-                    for (int64_t block = 0; block < e->blocks; block++) {
-                        const int64_t slot = ((p.n * g->H + iy) * g->W + ix) * e->blocks + block, n = e->count[slot];
+                    for (int64_t block = 0; block < lists->blocks; block++) {
+                        const int64_t slot = ((p.n * g->H + iy) * g->W + ix) * lists->blocks + block, n = lists->count[slot];
                         const int64_t list = phase * g->C_in + block * LIST_BLOCK;
-                        const uint8_t *index = e->index + slot * e->cap;
+                        const uint8_t *index = lists->index + slot * lists->cap;
                         int64_t k = 0;
-                        for (const int64_t plain = VALUES ? e->ones[slot] : n; k < plain; k++) {
+                        for (const int64_t plain = VALUES ? lists->ones[slot] : n; k < plain; k++) {
                             const int64_t at = list + index[k];
                             t.position[(first + at) * POSITIONS + ones[at]++] = position;
                         }
                         if constexpr (VALUES)
-                            for (const float *value = e->value + slot * e->cap; k < n; k++) {
+                            for (const float *value = lists->value + slot * lists->cap; k < n; k++) {
                                 const int64_t at = list + index[k], slot_of = (first + at) * POSITIONS;
                                 const int64_t to = slot_of + (value[k] == 1.0f ? ones[at]++ : POSITIONS - ++others[at]);
                                 t.position[to] = position;
@@ -318,22 +330,30 @@ void use_window(const Windows &w, const Geometry *g, const Transposed &t, int64_
 }
 
 template <bool VALUES>
-void weight_grad_as(const Geometry *g, const ActiveLists *e, const float *gy, float *dw) {
+int weight_grad_as(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {
     const Windows w(g);
-    const int64_t taps = g->K * g->K, O_blocks = up(g->C_out, ROW), tasks = O_blocks * e->blocks;
+    const int64_t taps = g->K * g->K, O_blocks = up(g->C_out, ROW), tasks = O_blocks * lists->blocks;
     const int64_t chunks = most(1, least(up(16, tasks), w.windows / 4)), per_chunk = up(w.windows, chunks);
-    const int64_t lists = w.windows * w.lists() * g->C_in, dw_size = g->C_out * taps * g->C_in;
-    Transposed t = {allocate<uint8_t>(lists * POSITIONS), allocate<uint8_t>(lists), VALUES ? allocate<uint8_t>(lists) : nullptr,
-                    VALUES ? allocate<float>(lists * POSITIONS) : nullptr};
-    float *partial = chunks > 1 ? allocate<float>(chunks * dw_size) : dw;
-#pragma omp parallel
+    const int64_t slots = w.windows * w.lists() * g->C_in, dw_size = g->C_out * taps * g->C_in;
+    Team team;
+    Memory memory;
+    const Transposed t = {memory.take<uint8_t>(slots * POSITIONS), memory.take<uint8_t>(slots),
+                          VALUES ? memory.take<uint8_t>(slots) : nullptr, VALUES ? memory.take<float>(slots * POSITIONS) : nullptr};
+    float *partial = chunks > 1 ? memory.take<float>(chunks * dw_size) : dw;
+    const int64_t margin = ((w.M - 1) * w.GW + w.M - 1) * ROW;  // taps look back from a position: their first row is in this margin
+    const auto all_rows = memory.each<float>(team, margin + WINDOW * ROW), all_sums = memory.each<float>(team, LIST_BLOCK * taps * ROW);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-#pragma omp for schedule(dynamic)
-        for (int64_t window = 0; window < w.windows; window++) transpose<VALUES>(w, g, e, window, t);
-        float *rows = allocate<float>(WINDOW * ROW), *sums = allocate<float>(LIST_BLOCK * taps * ROW);
-#pragma omp for schedule(dynamic)
+        Member member(team);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t window = 0; window < w.windows; window++) transpose<VALUES>(w, g, lists, window, t);
+        member.barrier();
+        float *rows = all_rows[member] + margin, *sums = all_sums[member];
+#pragma omp for schedule(dynamic) nowait
         for (int64_t task = 0; task < tasks * chunks; task++) {
-            const int64_t chunk = task / tasks, o0 = task % tasks / e->blocks * ROW, c0 = task % e->blocks * LIST_BLOCK;
+            const int64_t chunk = task / tasks, o0 = task % tasks / lists->blocks * ROW, c0 = task % lists->blocks * LIST_BLOCK;
             const int64_t C = least(LIST_BLOCK, g->C_in - c0), O = least(ROW, g->C_out - o0);
             std::memset(sums, 0, C * taps * ROW * sizeof(float));
             for (int64_t window = chunk * per_chunk; window < least(w.windows, (chunk + 1) * per_chunk); window++) {
@@ -347,10 +367,9 @@ void weight_grad_as(const Geometry *g, const ActiveLists *e, const float *gy, fl
                         for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c] = sums[(c * taps + tap) * ROW + o];
                     }
         }
-        std::free(rows);
-        std::free(sums);
+        member.barrier();
         if (chunks > 1) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
             for (int64_t i = 0; i < dw_size; i++) {
                 float sum = partial[i];
                 for (int64_t chunk = 1; chunk < chunks; chunk++) sum += partial[chunk * dw_size + i];
@@ -358,18 +377,15 @@ void weight_grad_as(const Geometry *g, const ActiveLists *e, const float *gy, fl
             }
         }
     }
-    if (chunks > 1) std::free(partial);
-    std::free(t.position);
-    std::free(t.ones);
-    std::free(t.others);
-    std::free(t.value);
+    team.join();
+    return DONE;
 }
 
-void weight_grad(const Geometry *g, const ActiveLists *e, const float *gy, float *dw) {
-    return e->value ? weight_grad_as<true>(g, e, gy, dw) : weight_grad_as<false>(g, e, gy, dw);
+int weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {
+    return lists->value ? weight_grad_as<true>(g, lists, gy, dw) : weight_grad_as<false>(g, lists, gy, dw);
 }
 
 }  // namespace
 
-extern "C" const ActiveKernels CAT(mpd_agl_active_kernels_, LEVEL);
-extern "C" const ActiveKernels CAT(mpd_agl_active_kernels_, LEVEL) = {scan, packed_size, pack, forward, weight_grad};
+extern "C" const ActiveKernels CAT(mpd_agl_active_, LEVEL);
+extern "C" const ActiveKernels CAT(mpd_agl_active_, LEVEL) = {scan, packed_size, pack, forward, weight_grad};

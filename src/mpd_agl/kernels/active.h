@@ -1,6 +1,7 @@
 // Event-driven convolution: the table of functions, one per SIMD level. No torch, no Python: pointers and sizes only.
+// Functions that allocate return DONE or NO_MEMORY (codes.h).
 //
-// Events of x [rows][C] (a row is a pixel, channels innermost): channels are cut into `blocks` of at most LIST_BLOCK, and each
+// The active lists of x [rows][C] (a row is a pixel, channels innermost): channels are cut into `blocks` of at most LIST_BLOCK, and each
 // (row, block) has a slot of `cap` bytes with the indices of its active channels and a count. Where values are not all 1, those that are
 // come first (`ones` of them, an even number), then the others, with their values at the same places of a slot of `cap` floats.
 #pragma once
@@ -21,14 +22,14 @@ struct Geometry {  // y[n, oy, ox] = sum over taps of x[n, oy * stride + ky - pa
 };
 
 struct ActiveKernels {
-    // fills the slots; returns whether a value other than 0 and 1 was met (then value must be given, or the events are not x)
-    int (*scan)(const float *x, const ActiveLists *e);
+    // Fills the slots. Returns whether it met a value other than 0 and 1: then `value` must be given, or the lists are not those of x.
+    int (*scan)(const float *x, const ActiveLists *lists);
     // floats that `pack` writes
     int64_t (*packed_size)(const Geometry *g);
     // weight [C_out][K][K][C_in] -> [C_out block][C_in block][tap][C_in + a row of zeros][C_out in block]
     void (*pack)(const Geometry *g, const float *weight, float *packed);
     // y [N][OH][OW][C_out]; bias [C_out] or null
-    void (*forward)(const Geometry *g, const ActiveLists *e, const float *packed, const float *bias, float *y);
+    int (*forward)(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias, float *y);
     // dw [C_out][K][K][C_in] from gy [N][OH][OW][C_out]
-    void (*weight_grad)(const Geometry *g, const ActiveLists *e, const float *gy, float *dw);
+    int (*weight_grad)(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw);
 };

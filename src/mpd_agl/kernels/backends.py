@@ -23,37 +23,57 @@ NAMES = ("auto", "native", "compiled", "eager")
 log = logging.getLogger("mpd_agl")
 
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
 @dataclass(frozen=True)
 class Backend:
     """The four pieces of the fused step; signatures as in `plain`."""
 
     name: str
     moments: Callable[[Tensor], tuple[Tensor, Tensor]]
-    forward: Callable[..., Tensor]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+    forward: Callable[..., tuple[Tensor, Tensor | None]]
+    backward: Callable[..., Gradients]
     normalise_grad: Callable[..., Tensor]
 
 
 def _native(operators: bool) -> Backend:
-    """The native kernels, called directly or as operators that a tracer can see."""
-    moments, forward, backward, normalise_grad_ = (
-        (native.moments_op, native.forward_op, native.backward_op, native.normalise_grad_op)
-        if operators
-        else (native.moments, native.forward, native.backward, native.normalise_grad_)
-    )
+    """The native kernels, called directly or as operators that a tracer can see.
 
-    run: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = backward
+    The default form has kernels of its own, which know the number of steps at compile time; a `v_th` that is a tensor takes the general
+    ones. A surrogate that C++ does not have gets its backward pass from `plain`.
+    """
+    ops: Any = native
+    moments = ops.moments_op if operators else ops.moments
+    run_forward = ops.forward_op if operators else ops.forward
+    run_general_forward = ops.general_forward_op if operators else ops.general_forward
+    run_backward = ops.backward_op if operators else ops.backward
+    run_general_backward = ops.general_backward_op if operators else ops.general_backward
+    run_normalise_grad = ops.normalise_grad_op if operators else ops.normalise_grad_
 
-    def backward_by_code(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        *tensors, surrogate, detach_reset, want_kappa = args
-        code = native.SURROGATE_CODES[surrogate.name]
-        return run(*tensors, code, detach_reset, want_kappa)
+    def forward(*args: Any) -> tuple[Tensor, Tensor | None]:
+        *default, soft, kept_0, want_state = args
+        if not isinstance(args[5], Tensor):
+            return run_forward(*default), None
+        s_TMC, kept_MC = run_general_forward(*default, soft, kept_0, want_state)
+        return s_TMC, kept_MC if want_state else None
+
+    def backward(*args: Any) -> Gradients:
+        *tensors, v_th, surrogate, detach_reset, want_kappa, soft, kept_0, gain_T, dkept = args
+        code = native.surrogate_code(surrogate)
+        if code is None:
+            return plain.backward(*args)
+        default = (*tensors, v_th, code, detach_reset, want_kappa)
+        if not isinstance(v_th, Tensor):
+            return (*run_backward(*default), None, None)
+        *found, dkept_0 = run_general_backward(*default, soft, kept_0, gain_T, dkept)
+        return (*found, None if kept_0 is None else dkept_0)
 
     def normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
-        normalise_grad_(x, dv, mean, scale, m1, m2)
+        run_normalise_grad(x, dv, mean, scale, m1, m2)
         return dv
 
-    return Backend("native", moments, forward, backward_by_code, normalise_grad)
+    return Backend("native", moments, forward, backward, normalise_grad)
 
 
 @cache

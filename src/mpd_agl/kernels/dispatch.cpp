@@ -1,98 +1,134 @@
-// The library's door: picks the best SIMD level that this CPU has, once, and passes calls on. Level names: base, avx2, avx512.
+// The library's door: holds the SIMD level that was chosen and passes calls on to its tables. Level names: base, avx2, avx512.
+//
+// Callers hold no lock (ctypes releases Python's), so nothing here is filled on first use: the level is `base` until native.load() chooses,
+// once, before any other call.
 #include <cstring>
 
 #include "active.h"
+#include "codes.h"
 #include "native.h"
 #include "winograd.h"
 
-extern "C" const Kernels mpd_agl_kernels_base;
-extern "C" const ActiveKernels mpd_agl_active_kernels_base;
-extern "C" const WinogradKernels mpd_agl_winograd_base;
+namespace {
+
+struct Level {
+    const char *name;
+    const Kernels *neuron;
+    const GeneralKernels *general;
+    const ActiveKernels *active;
+    const WinogradKernels *winograd;
+    bool (*runs_here)();
+};
+
+}  // namespace
+
+#define TABLES(level)                                           \
+    extern "C" const Kernels mpd_agl_kernels_##level;           \
+    extern "C" const GeneralKernels mpd_agl_general_##level;    \
+    extern "C" const ActiveKernels mpd_agl_active_##level;      \
+    extern "C" const WinogradKernels mpd_agl_winograd_##level;
+#define LEVEL_OF(level, test) \
+    {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, test}
+
+TABLES(base)
 #if HAVE_X86_LEVELS
-extern "C" const Kernels mpd_agl_kernels_avx2, mpd_agl_kernels_avx512;
-extern "C" const ActiveKernels mpd_agl_active_kernels_avx2, mpd_agl_active_kernels_avx512;
-extern "C" const WinogradKernels mpd_agl_winograd_avx2, mpd_agl_winograd_avx512;
+TABLES(avx2)
+TABLES(avx512)
 #endif
 
 namespace {
-const Kernels *chosen = nullptr;
-const ActiveKernels *chosen_active = nullptr;
-const WinogradKernels *chosen_winograd = nullptr;
-const char *chosen_name = "";
 
-bool use(const char *level) {
 #if HAVE_X86_LEVELS
-    __builtin_cpu_init();
-    if (!std::strcmp(level, "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")) {
-        chosen = &mpd_agl_kernels_avx512, chosen_active = &mpd_agl_active_kernels_avx512, chosen_winograd = &mpd_agl_winograd_avx512;
-        chosen_name = "avx512";
-        return true;
-    }
-    if (!std::strcmp(level, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        chosen = &mpd_agl_kernels_avx2, chosen_active = &mpd_agl_active_kernels_avx2, chosen_winograd = &mpd_agl_winograd_avx2;
-        chosen_name = "avx2";
-        return true;
-    }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
+}
 #endif
-    if (!std::strcmp(level, "base")) {
-        chosen = &mpd_agl_kernels_base, chosen_active = &mpd_agl_active_kernels_base, chosen_winograd = &mpd_agl_winograd_base;
-        chosen_name = "base";
-        return true;
-    }
-    return false;
-}
 
-const Kernels *kernels() {
-    if (!chosen && !use("avx512") && !use("avx2")) use("base");
-    return chosen;
-}
+const Level LEVELS[] = {  // the best first
+#if HAVE_X86_LEVELS
+    LEVEL_OF(avx512, has_avx512),
+    LEVEL_OF(avx2, has_avx2),
+#endif
+    LEVEL_OF(base, [] { return true; }),
+};
 
-const ActiveKernels *active() {
-    kernels();
-    return chosen_active;
-}
+const Level *chosen = &LEVELS[sizeof(LEVELS) / sizeof(Level) - 1];  // base
+const Level *level() { return __atomic_load_n(&chosen, __ATOMIC_ACQUIRE); }
 
-const WinogradKernels *winograd() {
-    kernels();
-    return chosen_winograd;
-}
+int64_t allocations_left = -1;
+
 }  // namespace
 
+extern "C" bool mpd_agl_may_allocate() {
+    return __atomic_load_n(&allocations_left, __ATOMIC_RELAXED) < 0 || __atomic_fetch_sub(&allocations_left, 1, __ATOMIC_RELAXED) > 0;
+}
+
 extern "C" {
-const char *mpd_agl_level() {
-    kernels();
-    return chosen_name;
+int mpd_agl_abi_version() { return ABI_VERSION; }
+const char *mpd_agl_surrogates() { return SURROGATE_NAMES; }
+int64_t mpd_agl_size_of(const char *name) {
+    if (!std::strcmp(name, "Neuron")) return sizeof(Neuron);
+    if (!std::strcmp(name, "Geometry")) return sizeof(Geometry);
+    if (!std::strcmp(name, "ActiveLists")) return sizeof(ActiveLists);
+    return -1;
 }
-int mpd_agl_use_level(const char *level) { return use(level); }
-void mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) { kernels()->moments(x, rows, C, mean, var); }
-void mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out) {
-    kernels()->forward(n, x, residual, out);
+const char *mpd_agl_level() { return level()->name; }
+// The level of that name, or the best one where it is null; 0 where this CPU does not have it
+int mpd_agl_use_level(const char *name) {
+#if HAVE_X86_LEVELS
+    __builtin_cpu_init();
+#endif
+    for (const Level &one : LEVELS)
+        if ((!name || !std::strcmp(name, one.name)) && one.runs_here()) {
+            __atomic_store_n(&chosen, &one, __ATOMIC_RELEASE);
+            return 1;
+        }
+    return 0;
 }
-void mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
-                      float *dkappa) {
-    kernels()->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
+// For tests: the next n allocations succeed and the others fail; -1 ends it
+void mpd_agl_fail_after(int64_t n) { __atomic_store_n(&allocations_left, n, __ATOMIC_RELAXED); }
+
+int mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
+    return level()->neuron->moments(x, rows, C, mean, var);
 }
-void mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,
-                            const float *m2) {
-    kernels()->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
+int mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out) {
+    return level()->neuron->forward(n, x, residual, out);
 }
-void mpd_agl_probe(const Neuron *n, const float *x, double *out) { kernels()->probe(n, x, out); }
-int mpd_agl_active_scan(const float *x, const ActiveLists *e) { return active()->scan(x, e); }
-int64_t mpd_agl_active_packed_size(const Geometry *g) { return active()->packed_size(g); }
-void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) { active()->pack(g, weight, packed); }
-void mpd_agl_active_forward(const Geometry *g, const ActiveLists *e, const float *packed, const float *bias, float *y) {
-    active()->forward(g, e, packed, bias, y);
+int mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
+                     float *dkappa) {
+    return level()->neuron->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
 }
-void mpd_agl_active_weight_grad(const Geometry *g, const ActiveLists *e, const float *gy, float *dw) { active()->weight_grad(g, e, gy, dw); }
-int64_t mpd_agl_winograd_packed_size(const Geometry *g) { return winograd()->packed_size(g); }
+int mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,
+                           const float *m2) {
+    return level()->neuron->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
+}
+int mpd_agl_general_forward(const Neuron *n, const float *x, const float *residual, float *out, float *kept) {
+    return level()->general->forward(n, x, residual, out, kept);
+}
+int mpd_agl_general_backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv, float *sum_dv,
+                             float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dkept_0) {
+    return level()->general->backward(n, x, g, dkept, dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dkept_0);
+}
+int mpd_agl_probe(const Neuron *n, const float *x, double *out) { return level()->general->probe(n, x, out); }
+int mpd_agl_active_scan(const float *x, const ActiveLists *lists) { return level()->active->scan(x, lists); }
+int64_t mpd_agl_active_packed_size(const Geometry *g) { return level()->active->packed_size(g); }
+void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) { level()->active->pack(g, weight, packed); }
+int mpd_agl_active_forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias, float *y) {
+    return level()->active->forward(g, lists, packed, bias, y);
+}
+int mpd_agl_active_weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {
+    return level()->active->weight_grad(g, lists, gy, dw);
+}
+int64_t mpd_agl_winograd_packed_size(const Geometry *g) { return level()->winograd->packed_size(g); }
 void mpd_agl_winograd_pack(const Geometry *g, const float *weight, int turned, float *packed) {
-    winograd()->pack(g, weight, turned, packed);
+    level()->winograd->pack(g, weight, turned, packed);
 }
-void mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
-    winograd()->convolve(g, x, packed, bias, y);
+int mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
+    return level()->winograd->convolve(g, x, packed, bias, y);
 }
-void mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
-    winograd()->weight_grad(g, x, gy, dw);
+int mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
+    return level()->winograd->weight_grad(g, x, gy, dw);
 }
 }

@@ -3,8 +3,9 @@
 Kept from forward to backward: the convolution's output and per-channel vectors. v and s are computed again. kappa is a constant of the
 backward pass: no gradient flows into gamma or tau through it; a kappa that is itself learnable gets dH/dkappa.
 
-Shapes: x_SNC or x_SNCHW with S = T, or S = 1 when the input is the same at every step (a static image behind the stem). Memory is
-channels_last, `[T][N H W][C]`; another layout is copied into it, never misread.
+Shapes: x is (S, ...) with S = T, or S = 1 when the input is the same at every step (a static image behind the stem), and one channel axis.
+The kernels see it as [S][rows][C], channels innermost: a view of channels_last memory, a copy of any other, never misread. Neurons that are
+all alike need no channels: they run on the memory as it lies.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mpd_agl.core import SURROGATES, Surrogate, get_surrogate
-from mpd_agl.errors import InputError
+from mpd_agl.core import RESETS, Surrogate, get_surrogate
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import native, plain
 from mpd_agl.kernels.backends import Backend, resolve
 from mpd_agl.kernels.sync import Replicas, SharedMoments, share_moments
@@ -26,12 +27,14 @@ class _Step:
     """Everything about a fused step that is not a tensor."""
 
     num_steps: int
-    v_th: float
+    v_th: float | None  # None: the general form, which has it as a vector
     amplitude: float  # alpha * v_th
     eps: float
     batch_stats: bool
     surrogate: Surrogate
     detach_reset: bool
+    soft: bool
+    want_state: bool
     backend: Backend
     shared: SharedMoments | None = None  # the batch's statistics, where other processes hold parts of it
 
@@ -48,30 +51,39 @@ class _Fused(torch.autograd.Function):
         tau: Tensor,
         kappa_T: Tensor,
         residual_TMC: Tensor | None,
+        v_th_C: Tensor | None,
+        kept_0_MC: Tensor | None,
+        gain_T: Tensor | None,
         step: _Step,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        x, residual = x_SMC.detach(), None if residual_TMC is None else residual_TMC.detach()
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        x, residual, v_th, kept_0 = (
+            None if a is None else a.detach() for a in (x_SMC, residual_TMC, v_th_C, kept_0_MC)
+        )
         if step.batch_stats and step.shared is None:
-            mean_C, var_C = step.backend.moments(x)
+            mean_C, var_C = step.backend.moments(x_SMC.detach())
         invstd_C = torch.rsqrt(var_C + step.eps)
         scale_C = gamma_C * step.amplitude * invstd_C
-        inputs = x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th, step.num_steps, residual
-        s_TMC = step.backend.forward(*inputs)
-        ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T)
+        inputs = x, mean_C, scale_C, beta_C.detach(), tau.detach(), step.v_th if v_th is None else v_th
+        s_TMC, kept_MC = step.backend.forward(*inputs, step.num_steps, residual, step.soft, kept_0, step.want_state)
+        ctx.save_for_backward(x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T, v_th_C, kept_0_MC, gain_T)
         ctx.step = step
         ctx.mark_non_differentiable(mean_C, var_C)
         ctx.set_materialize_grads(False)
-        return s_TMC, mean_C, var_C
+        return s_TMC, mean_C, var_C, kept_MC
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_TMC: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if g_TMC is None:
-            return (None,) * 9
-        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T = (a.detach() for a in ctx.saved_tensors)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_TMC, _, _, dkept_MC = grads
+        if g_TMC is None and dkept_MC is None:
+            return (None,) * 12
+        saved = (None if a is None else a.detach() for a in ctx.saved_tensors)
+        x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T, v_th_C, kept_0_MC, gain_T = saved
         step: _Step = ctx.step
+        if g_TMC is None:
+            g_TMC = x_SMC.new_zeros((step.num_steps, *x_SMC.shape[1:]))
         g_TMC = g_TMC.contiguous()
-        dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T = step.backend.backward(
+        dv_SMC, sum_dv_C, sum_dv_x_C, dtau, dkappa_T, dv_th_C, dkept_0_MC = step.backend.backward(
             x_SMC,
             g_TMC,
             mean_C,
@@ -79,10 +91,14 @@ class _Fused(torch.autograd.Function):
             beta_C,
             tau,
             kappa_T,
-            step.v_th,
+            step.v_th if v_th_C is None else v_th_C,
             step.surrogate,
             step.detach_reset,
             ctx.needs_input_grad[6],
+            step.soft,
+            kept_0_MC,
+            gain_T,
+            None if dkept_MC is None else dkept_MC.contiguous(),
         )
         dgamma_C = sum_dv_x_C * invstd_C * step.amplitude
         dx_SMC = None
@@ -100,73 +116,181 @@ class _Fused(torch.autograd.Function):
             dx_SMC = dx_SMC.to(x_SMC.dtype)
         dkappa = dkappa_T if ctx.needs_input_grad[6] else None
         dresidual = g_TMC if ctx.needs_input_grad[7] else None
-        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dresidual, None
+        return dx_SMC, dgamma_C, sum_dv_C, None, None, dtau, dkappa, dresidual, dv_th_C, dkept_0_MC, None, None
 
 
-def _rows(x_SNC: Tensor, *, empty: bool = False) -> Tensor:
-    """x as [S][rows][C]: a view of channels_last memory, a copy of any other. Only a part of a shared batch may be empty."""
-    if x_SNC.numel() == 0 and not empty:
-        raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x_SNC.shape)}.")
-    if x_SNC.dim() == 3:
-        return x_SNC.contiguous()
-    if x_SNC.dim() == 5:
-        S, N, C, H, W = x_SNC.shape
-        return x_SNC.permute(0, 1, 3, 4, 2).reshape(S, N * H * W, C).contiguous()
-    raise InputError(
-        f"the fused step takes (T, N, C) or (T, N, C, H, W), got {x_SNC.dim()} dimensions: {tuple(x_SNC.shape)}."
-    )
+@dataclass(frozen=True)
+class _Layout:
+    """How a sequence (T, ...) becomes [T][rows][inner]: its axes behind time in the order of memory, and the length of the innermost."""
+
+    axes: tuple[int, ...]
+    inner: int
+
+    def rows(self, x: Tensor) -> Tensor:
+        """A sequence as [T][rows][inner]: a view where the axes lie so in memory, else a copy."""
+        return x.permute(0, *self.axes).reshape(x.shape[0], -1, self.inner).contiguous()
+
+    def back(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """[T][rows][inner] as a sequence of that shape behind time: a view."""
+        back = rows.view(rows.shape[0], *(shape[a - 1] for a in self.axes))
+        order = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        return back.permute(0, *(1 + a for a in order))
 
 
-def _back(s_TMC: Tensor, shape: torch.Size) -> Tensor:
-    if len(shape) == 3:
-        return s_TMC
-    _, N, C, H, W = shape
-    return s_TMC.view(s_TMC.shape[0], N, H, W, C).permute(0, 1, 4, 2, 3)
+def _channel_axis(shape: torch.Size, channel_dim: int) -> int:
+    """The channel axis as a positive number; an error where the sequence has no such axis behind time."""
+    axis = channel_dim + len(shape) if channel_dim < 0 else channel_dim
+    if not 1 <= axis < len(shape):
+        raise InputError(
+            f"channel_dim={channel_dim} is no axis behind time of an input {tuple(shape)}. "
+            "Take one from 1 on; -1 is the last."
+        )
+    return axis
+
+
+def _by_channel(shape: torch.Size, channel_dim: int) -> _Layout:
+    """Channels innermost."""
+    axis = _channel_axis(shape, channel_dim)
+    return _Layout((*(a for a in range(1, len(shape)) if a != axis), axis), shape[axis])
+
+
+def _as_it_lies(x: Tensor, channel_dim: int) -> _Layout:
+    """The order in which each timestep lies in memory; that of the axes where there are gaps, or time is not outermost."""
+    shape, strides = x.shape, x.stride()
+    axes = sorted(range(1, x.dim()), key=lambda a: (-strides[a], a))
+    expected = 1
+    for a in reversed(axes):
+        if shape[a] > 1 and strides[a] != expected:
+            axes = list(range(1, x.dim()))
+            break
+        expected *= shape[a]
+    else:
+        if shape[0] > 1 and strides[0] != expected:
+            axes = list(range(1, x.dim()))
+    last = channel_dim % x.dim() if -x.dim() <= channel_dim < x.dim() else 0
+    return _Layout(tuple(axes), shape[last] if axes and axes[-1] == last else 1)
+
+
+@dataclass(frozen=True)
+class _Neuron:
+    """The neuron's part of a call, as its caller gave it; `run` checks it."""
+
+    tau: Tensor | float
+    kappa_T: Tensor
+    num_steps: int
+    residual: Tensor | None
+    v_th: Tensor | float
+    surrogate: str | Surrogate
+    detach_reset: bool
+    reset: str
+    decay_input: bool
+    kept_0: Tensor | None
+    return_state: bool
+    gain_T: Tensor | None
+    channel_dim: int
+    backend: str
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all neurons are alike, so that no channel axis is needed."""
+        return not any(isinstance(a, Tensor) and a.dim() for a in (self.tau, self.v_th))
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the kernels of the default form compute it."""
+        plain_reset = self.reset == "hard" and self.kept_0 is None and not self.return_state
+        return self.is_uniform and plain_reset and self.gain_T is None and not isinstance(self.v_th, Tensor)
+
+    def check(self, x: Tensor) -> None:
+        """Every shape that does not depend on channels."""
+        S, T, rest = x.shape[0] if x.dim() else 0, self.num_steps, x.shape[1:]
+        if x.dim() < 2 or not x.is_floating_point():
+            raise InputError(
+                f"a neuron takes floating-point currents (T, N, ...), got {tuple(x.shape)}, {x.dtype}. "
+                "Time is the first axis."
+            )
+        if T < 1 or S not in (1, T) or self.kappa_T.shape != (T,):
+            raise InputError(
+                f"the fused step over {T} timesteps takes an input of {T} or 1 timesteps and {T} widths, "
+                f"got an input of {S} and widths of shape {tuple(self.kappa_T.shape)}."
+            )
+        if self.reset not in RESETS:
+            raise unknown_name("reset", self.reset, RESETS)
+        if self.residual is not None and self.residual.shape != (T, *rest):
+            raise InputError(
+                f"what is added to spikes of shape {(T, *rest)} must have it too, got {tuple(self.residual.shape)}."
+            )
+        if self.kept_0 is not None and self.kept_0.shape != rest:
+            raise InputError(
+                f"kept_0 must have the shape of one timestep, {tuple(rest)}, got {tuple(self.kept_0.shape)}."
+            )
+        if self.gain_T is not None and self.gain_T.shape != (T,):
+            raise InputError(f"gain_T must hold one factor per timestep, ({T},), got {tuple(self.gain_T.shape)}.")
+
+
+def _vectors(x: Tensor, C: int, *, scalars: bool = False, **vectors: Tensor) -> list[Tensor]:
+    """Per-channel vectors in the membrane's dtype, each checked; `scalars` lets one value stand for all channels."""
+    for name, a in vectors.items():
+        if a.shape != (C,) and not (scalars and a.dim() == 0):
+            one = "one value or " if scalars else ""
+            raise InputError(
+                f"{name} must hold {one}one value per channel, ({C},), for an input {tuple(x.shape)}, got {tuple(a.shape)}."
+            )
+    return [a.to(plain.compute_dtype(x)).contiguous() for a in vectors.values()]
 
 
 def _run(
-    x_SNC: Tensor,
-    gamma_C: Tensor,
-    beta_C: Tensor,
-    mean_C: Tensor,
-    var_C: Tensor,
-    tau: Tensor,
-    kappa_T: Tensor,
-    residual_TNC: Tensor | None,
-    step: _Step,
-) -> tuple[Tensor, Tensor, Tensor]:
-    S, T = x_SNC.shape[0], step.num_steps
-    if S not in (1, T) or kappa_T.shape != (T,):
-        raise InputError(
-            f"the fused step over {T} timesteps takes an input of {T} or 1 timesteps and {T} widths, "
-            f"got an input of {S} and widths of shape {tuple(kappa_T.shape)}."
-        )
-    if residual_TNC is not None and residual_TNC.shape != (T, *x_SNC.shape[1:]):
-        raise InputError(
-            f"what is added to spikes of shape {(T, *x_SNC.shape[1:])} must have it too, got {tuple(residual_TNC.shape)}."
-        )
-    empty = step.shared is not None
-    x_SMC = _rows(x_SNC, empty=empty)
-    if step.backend.name == "native" and x_SMC.dtype != torch.float32:
+    x: Tensor,
+    vectors_C: tuple[Tensor, Tensor, Tensor, Tensor],
+    norm: tuple[float, float, bool],
+    neuron: _Neuron,
+    layout: _Layout,
+    shared: SharedMoments | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """s, mean_C, var_C, kept_T; `vectors_C` are gamma, beta, mean, var, and `norm` is the amplitude, eps and whether batch statistics count."""
+    if not x.numel() and shared is None:
+        raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x.shape)}.")
+    # An empty part of a shared batch has nothing to be fast at.
+    backend = resolve(neuron.backend if x.numel() else "eager", x.device, x.dtype)
+    x_SMC = layout.rows(x)
+    if backend.name == "native" and x_SMC.dtype != torch.float32:
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
-    residual_TMC = None if residual_TNC is None else _rows(residual_TNC, empty=empty).to(x_SMC.dtype)
-    dtype = plain.compute_dtype(x_SMC)
-    vectors = [a.to(dtype).contiguous() for a in (gamma_C, beta_C, mean_C, var_C, tau, kappa_T)]
-    s_TMC, mean, var = _Fused.apply(x_SMC, *vectors, residual_TMC, step)  # type: ignore[no-untyped-call]
-    return _back(s_TMC.to(x_SNC.dtype), x_SNC.shape), mean, var
-
-
-def _resolve_for(surrogate: Surrogate, backend: str, x: Tensor) -> Backend:
-    """The backend, where it knows the surrogate: a user's own shape runs in PyTorch, and `native` says so."""
-    if not x.numel():
-        return resolve("eager", x.device, x.dtype)  # an empty part of a shared batch; there is nothing to be fast at
-    if type(surrogate) in [type(known) for known in SURROGATES.values()]:
-        return resolve(backend, x.device, x.dtype)
-    if backend == "native":
-        raise InputError(
-            f"backend 'native' knows the surrogates {', '.join(SURROGATES)}, got {surrogate.name!r}. Use backend='eager' for your own."
-        )
-    return resolve("eager" if backend == "auto" else backend, x.device, x.dtype)
+    dtype, C = plain.compute_dtype(x_SMC), layout.inner
+    names = ("gamma", "beta", "running_mean", "running_var")
+    gamma, beta, mean, var = _vectors(x, C, **dict(zip(names, vectors_C, strict=True)))
+    per_channel = {"tau": torch.as_tensor(neuron.tau, dtype=dtype, device=x.device)}
+    if not neuron.is_default:
+        per_channel["v_th"] = torch.as_tensor(neuron.v_th, dtype=dtype, device=x.device)
+    tau, *v_th = _vectors(x, C, scalars=True, **per_channel)
+    if (
+        neuron.decay_input
+    ):  # (1 - tau) i: the same step behind a smaller affine map, through which autograd finds its part of dtau
+        gamma, beta = gamma * (1 - tau), beta * (1 - tau)
+    if v_th:
+        tau, v_th = tau.expand(C).contiguous(), [v_th[0].expand(C).contiguous()]
+    amplitude, eps, batch_stats = norm
+    step = _Step(
+        neuron.num_steps,
+        None if v_th else float(neuron.v_th),
+        amplitude,
+        eps,
+        batch_stats,
+        get_surrogate(neuron.surrogate),
+        neuron.detach_reset,
+        neuron.reset == "soft",
+        neuron.return_state,
+        backend,
+        shared,
+    )
+    kappa, gain = (None if a is None else a.to(dtype).contiguous() for a in (neuron.kappa_T, neuron.gain_T))
+    residual = None if neuron.residual is None else layout.rows(neuron.residual).to(x_SMC.dtype)
+    kept_0 = None if neuron.kept_0 is None else layout.rows(neuron.kept_0.unsqueeze(0))[0].to(dtype)
+    s_TMC, mean, var, kept = _Fused.apply(  # type: ignore[no-untyped-call]
+        x_SMC, gamma, beta, mean, var, tau, kappa, residual, v_th[0] if v_th else None, kept_0, gain, step
+    )
+    rest = x.shape[1:]
+    s = layout.back(s_TMC.to(x.dtype), rest)
+    return s, mean, var, None if kept is None else layout.back(kept.unsqueeze(0), rest)[0]
 
 
 def tdbn_neuron(
@@ -175,70 +299,141 @@ def tdbn_neuron(
     beta_C: Tensor,
     running_mean_C: Tensor,
     running_var_C: Tensor,
-    tau: Tensor,
+    tau: Tensor | float,
     kappa_T: Tensor,
     *,
     num_steps: int,
     batch_stats: bool,
-    residual_TNC: Tensor | None = None,
-    v_th: float = 0.5,
+    residual: Tensor | None = None,
+    v_th: Tensor | float = 0.5,
+    norm_v_th: Tensor | float | None = None,
     alpha: float = 1.0,
     eps: float = 1e-5,
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
+    reset: str = "hard",
+    decay_input: bool = False,
+    kept_0: Tensor | None = None,
+    return_state: bool = False,
+    gain_T: Tensor | None = None,
+    channel_dim: int = 2,
     backend: str = "auto",
     shared: SharedMoments | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
-    Gradients reach x, gamma, beta, tau and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates
-    them from the returned moments. `residual_TNC` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32
-    and the spikes come back in x's dtype. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
+    The neuron's options are those of `core.lif`; with `return_state` kept_T comes back too. tdBN scales to `alpha * norm_v_th`, which is
+    `alpha * v_th` where it is left out; a norm without that factor has `norm_v_th=1`. Gradients reach x, gamma, beta, tau, v_th, kept_0, the
+    residual and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates them from the returned
+    moments. `residual` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32 and the spikes come back
+    in x's dtype, in channels_last memory. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
     """
-    shape = get_surrogate(surrogate)
-    resolved = _resolve_for(shape, backend, x_SNC)
-    step = _Step(num_steps, v_th, alpha * v_th, eps, batch_stats, shape, detach_reset, resolved, shared)
+    neuron = _Neuron(
+        tau,
+        kappa_T,
+        num_steps,
+        residual,
+        v_th,
+        surrogate,
+        detach_reset,
+        reset,
+        decay_input,
+        kept_0,
+        return_state,
+        gain_T,
+        channel_dim,
+        backend,
+    )
+    neuron.check(x_SNC)
+    layout = _by_channel(x_SNC.shape, channel_dim)
     if shared is not None:
         running_mean_C, running_var_C = shared.mean_C, shared.var_C
-    return _run(x_SNC, gamma_C, beta_C, running_mean_C, running_var_C, tau, kappa_T, residual_TNC, step)
+    norm_v_th = v_th if norm_v_th is None else norm_v_th
+    amplitude = alpha
+    if isinstance(norm_v_th, Tensor):
+        (scale_to,) = _vectors(x_SNC, layout.inner, scalars=True, norm_v_th=norm_v_th)
+        gamma_C = gamma_C * scale_to  # Eq. 4: a gradient reaches this v_th
+    else:
+        amplitude = alpha * norm_v_th
+    vectors = gamma_C, beta_C, running_mean_C, running_var_C
+    s, mean_C, var_C, kept = _run(x_SNC, vectors, (amplitude, eps, batch_stats), neuron, layout, shared)
+    return (s, mean_C, var_C) if kept is None else (s, mean_C, var_C, kept)
 
 
 def neuron(
-    i_SNC: Tensor,
-    tau: Tensor,
+    i: Tensor,
+    tau: Tensor | float,
     kappa_T: Tensor,
     *,
     num_steps: int,
-    residual_TNC: Tensor | None = None,
-    v_th: float = 0.5,
+    residual: Tensor | None = None,
+    v_th: Tensor | float = 0.5,
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
+    reset: str = "hard",
+    decay_input: bool = False,
+    kept_0: Tensor | None = None,
+    return_state: bool = False,
+    gain_T: Tensor | None = None,
+    channel_dim: int = 2,
     backend: str = "auto",
-) -> Tensor:
-    """Spikes of `lif(i)` alone: the same function with an identity in place of tdBN."""
-    shape = get_surrogate(surrogate)
-    resolved = _resolve_for(shape, backend, i_SNC)
-    step = _Step(num_steps, v_th, 1.0, 0.0, False, shape, detach_reset, resolved)
-    C = i_SNC.shape[2]
-    one_C, zero_C = i_SNC.new_ones(C, dtype=torch.float32), i_SNC.new_zeros(C, dtype=torch.float32)
-    return _run(i_SNC, one_C, zero_C, zero_C, one_C, tau, kappa_T, residual_TNC, step)[0]
+) -> Any:
+    """Spikes of `core.lif(i)` alone, (T, ...) of any rank from 2 on; with `return_state` the pair of spikes and kept_T.
+
+    Where tau and v_th are one value each, the channel axis does not matter, and the kernel runs on the memory as it lies; per channel, a
+    layout whose channels are not innermost is copied. The spikes come back in the layout of i.
+
+    >>> s, kept = neuron(torch.full((3, 1), 0.4), 0.5, torch.ones(3), num_steps=3, reset="soft", return_state=True)
+    >>> s.flatten(), kept
+    (tensor([0., 1., 0.]), tensor([0.4500]))
+    """
+    call = _Neuron(
+        tau,
+        kappa_T,
+        num_steps,
+        residual,
+        v_th,
+        surrogate,
+        detach_reset,
+        reset,
+        decay_input,
+        kept_0,
+        return_state,
+        gain_T,
+        channel_dim,
+        backend,
+    )
+    call.check(i)
+    # A traced graph may have sizes that are not known yet, so it takes no decision by strides.
+    lies = _by_channel(i.shape, min(2, i.dim() - 1)) if torch.compiler.is_compiling() else _as_it_lies(i, channel_dim)
+    layout = lies if call.is_uniform else _by_channel(i.shape, channel_dim)
+    one_C = torch.ones(layout.inner, dtype=torch.float32, device=i.device)
+    vectors = one_C, torch.zeros_like(one_C), torch.zeros_like(one_C), one_C
+    s, _, _, kept = _run(i, vectors, (1.0, 0.0, False), call, layout)
+    if layout.axes != lies.axes and not torch.compiler.is_compiling():
+        s = lies.back(lies.rows(s), i.shape[1:])
+        kept = None if kept is None else lies.back(lies.rows(kept.unsqueeze(0)), i.shape[1:])[0]
+    return s if kept is None else (s, kept)
 
 
-def moments(x_SNC: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+def moments(x_SNC: Tensor, *, channel_dim: int = 2, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel, as the fused step takes them."""
+    if not x_SNC.numel():
+        raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x_SNC.shape)}.")
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
-    x_SMC = _rows(x_SNC)
+    x_SMC = _by_channel(x_SNC.shape, channel_dim).rows(x_SNC)
     return resolved.moments(x_SMC.float() if resolved.name == "native" else x_SMC)
 
 
 @torch.no_grad()
-def shared_moments(x_SNC: Tensor, replicas: Replicas, *, backend: str = "auto") -> SharedMoments:
+def shared_moments(x_SNC: Tensor, replicas: Replicas, *, channel_dim: int = 2, backend: str = "auto") -> SharedMoments:
     """`moments` over all processes' parts of the batch, for the fused step's `shared`."""
-    rows = x_SNC.numel() // x_SNC.shape[2]
+    C = x_SNC.shape[_channel_axis(x_SNC.shape, channel_dim)]
+    rows = x_SNC.numel() // C
     if rows:
-        mean_C, var_C = moments(x_SNC, backend=backend)
+        mean_C, var_C = moments(x_SNC, channel_dim=channel_dim, backend=backend)
     else:
-        mean_C = var_C = x_SNC.new_zeros(x_SNC.shape[2], dtype=plain.compute_dtype(x_SNC))
+        mean_C = var_C = x_SNC.new_zeros(C, dtype=plain.compute_dtype(x_SNC))
     return share_moments(mean_C, var_C, rows, replicas)
 
 
@@ -248,18 +443,39 @@ def probe(
     mean_C: Tensor,
     scale_C: Tensor,
     beta_C: Tensor,
-    tau: Tensor,
+    tau: Tensor | float,
     kappa_T: Tensor,
     *,
-    v_th: float = 0.5,
+    v_th: Tensor | float = 0.5,
+    reset: str = "hard",
+    decay_input: bool = False,
+    kept_0: Tensor | None = None,
+    channel_dim: int = 2,
     backend: str = "auto",
 ) -> Tensor:
-    """Counts and sums per timestep for the monitors, (T, 6) float64: spikes, available, sum v, sum v^2, sum i, sum i^2."""
+    """Counts and sums per timestep for the monitors, (T, 6) float64: spikes, available, sum v, sum v^2, sum i, sum i^2.
+
+    `i = (x - mean_C) scale_C + beta_C` is the current before `decay_input` scales it. The options are those of `core.lif`.
+    """
+    T = kappa_T.shape[0] if kappa_T.dim() == 1 else 0
+    _Neuron(
+        tau, kappa_T, T, None, v_th, "rectangular", False, reset, False, kept_0, False, None, channel_dim, backend
+    ).check(x_SNC)
     resolved = resolve(backend, x_SNC.device, x_SNC.dtype)
-    x_SMC = _rows(x_SNC, empty=True)  # sums of nothing are 0
-    x_SMC = x_SMC.to(plain.compute_dtype(x_SMC))
-    mean, scale, beta, tau_, kappa = (
-        a.detach().to(x_SMC.dtype).contiguous() for a in (mean_C, scale_C, beta_C, tau, kappa_T)
-    )
-    run = native.probe if resolved.name == "native" and x_SMC.numel() else plain.probe
-    return run(x_SMC, mean, scale, beta, tau_, kappa, v_th)
+    layout = _by_channel(x_SNC.shape, channel_dim)
+    x_SMC, C = layout.rows(x_SNC), layout.inner
+    dtype = plain.compute_dtype(x_SMC)
+    x_SMC = x_SMC.to(dtype)
+    mean, scale, beta = _vectors(x_SNC, C, mean=mean_C, scale=scale_C, beta=beta_C)
+    both = {"tau": tau, "v_th": v_th}
+    both_C = {name: torch.as_tensor(a, dtype=dtype, device=x_SNC.device) for name, a in both.items()}
+    tau_C, v_th_C = (a.expand(C).contiguous() for a in _vectors(x_SNC, C, scalars=True, **both_C))
+    kappa = kappa_T.to(dtype).contiguous()
+    kept = None if kept_0 is None else layout.rows(kept_0.unsqueeze(0))[0].to(dtype)
+    run = native.probe if resolved.name == "native" and x_SMC.numel() else plain.probe  # sums of nothing are 0
+    if not decay_input:
+        return run(x_SMC, mean, scale, beta, tau_C, kappa, v_th_C, reset == "soft", kept)
+    small = 1 - tau_C
+    sums_T6 = run(x_SMC, mean, scale * small, beta * small, tau_C, kappa, v_th_C, reset == "soft", kept)
+    sums_T6[:, 4:] = run(x_SMC, mean, scale, beta, tau_C, kappa, v_th_C)[:, 4:]
+    return sums_T6

@@ -1,100 +1,26 @@
-// tdBN + LIF + surrogate, forward and backward, compiled once per SIMD level (LEVEL names it).
-//
-// The plane [M][C] is walked in tiles of P = C * k values, k rows at a time, with the channel vectors laid out k times: the inner loops run
-// over a long contiguous P however few channels there are, and the compiler turns them into SIMD code. Time is the loop around them, with
-// the membrane in an L1-resident tile. Sums go float -> double every FLUSH tiles, and the plane is cut into a number of chunks that does
-// not depend on the number of threads: results are the same for any thread count.
+// tdBN + LIF + surrogate, forward and backward, in its default form: hard reset, one tau and one v_th, from rest. Compiled once per SIMD
+// level (LEVEL names it). general.cpp has every other form; plane.h explains how the plane is walked.
 #include "native.h"
 
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-
-#include "simd.h"
-
-#define LOOP _Pragma("omp simd") for
+#include "plane.h"
 
 namespace {
 
-constexpr int64_t TILE = 256;   // floats per tile, at least one row
-constexpr int64_t FLUSH = 32;   // tiles summed in float before they go to double
-constexpr int64_t CHUNKS = 64;  // pieces of the plane, each summed on its own
-
-struct Plane {
-    int64_t size, P, tiles, chunks, tiles_per_chunk;
-    Plane(int64_t rows, int64_t C) {
-        int64_t k = TILE / C;
-        if (k < 1) k = 1;
-        if (k > rows) k = rows > 0 ? rows : 1;
-        P = C * k;
-        size = rows * C;
-        tiles = (size + P - 1) / P;
-        tiles_per_chunk = (tiles + CHUNKS - 1) / CHUNKS;
-        if (tiles_per_chunk < 1) tiles_per_chunk = 1;
-        chunks = (tiles + tiles_per_chunk - 1) / tiles_per_chunk;
-    }
-    int64_t length(int64_t tile) const { return tile + 1 < tiles ? P : size - tile * P; }
-};
-
-float *repeat(const float *v_C, int64_t C, int64_t P) {
-    float *out = allocate<float>(P);
-    for (int64_t at = 0; at < P; at += C) std::memcpy(out + at, v_C, C * sizeof(float));
-    return out;
-}
-
-// sum over chunks and rows of a tile of partial[chunk][row * C + c], in place: the first C values
-void fold(double *partial, int64_t chunks, int64_t P, int64_t C) {
-    for (const double *row = partial + C; row < partial + chunks * P; row += C)  // P is a multiple of C
-        for (int64_t c = 0; c < C; c++) partial[c] += row[c];
-}
-
-// exp(-r) for r in [0, 87]: 2^k * polynomial, relative error under 2e-7
-inline float exp_neg(float r) {
-    float y = -r * 1.44269504088896341f;
-    float k = __builtin_floorf(y + 0.5f);
-    float f = (y - k) * 0.693147180559945309f;
-    float e = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * (0.00833333333f + f * 0.00138888889f)))));
-    int32_t bits = (static_cast<int32_t>(k) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return e * power;
-}
-
-enum { RECTANGULAR, TRIANGULAR, SIGMOID, ARCTAN, ARCTAN_PEAK };
-
-// h(u; kappa); `inverse` is 1/kappa
-template <int SG> inline float surrogate(float u, float kappa, float inverse) {
-    if constexpr (SG == RECTANGULAR) return std::fabs(u) < 0.5f * kappa ? inverse : 0.0f;
-    if constexpr (SG == TRIANGULAR) {
-        float r = 1.0f - std::fabs(u) * inverse;
-        return (r > 0.0f ? r : 0.0f) * inverse;
-    }
-    if constexpr (SG == SIGMOID) {
-        float r = std::fabs(u) * 4.0f * inverse;
-        float e = exp_neg(r < 87.0f ? r : 87.0f);
-        return 4.0f * inverse * e / ((1.0f + e) * (1.0f + e));
-    }
-    float r = u * 3.14159265358979323846f * inverse;
-    float bump = 1.0f / (1.0f + r * r);
-    if constexpr (SG == ARCTAN) return bump * inverse;
-    return bump;
-}
-
-// dH/dkappa: -(u/kappa) h, but for the shape whose area is kappa
-template <int SG> inline float surrogate_by_kappa(float u, float h, float inverse) {
-    if constexpr (SG == ARCTAN_PEAK) return 0.5f + atanf(u * 3.14159265358979323846f * inverse) * 0.318309886183790672f - u * inverse * h;
-    return -u * inverse * h;
-}
-
-void moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
+int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
     Plane plane(rows, C);
     const int64_t P = plane.P;
-    float *shift = repeat(x, C, P);  // the first row: sums of x - shift do not cancel
-    double *partial = allocate<double>(plane.chunks * P), *partial2 = allocate<double>(plane.chunks * P);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    float *shift = repeat(memory, x, C, P);  // the first row: sums of x - shift do not cancel
+    double *partial = memory.take<double>(plane.chunks * P), *partial2 = memory.take<double>(plane.chunks * P);
+    const auto all_sum = memory.each<float>(team, P), all_square = memory.each<float>(team, P);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *__restrict sum = allocate<float>(P), *__restrict square = allocate<float>(P);
-#pragma omp for schedule(static)
+        Member member(team);
+        float *__restrict sum = all_sum[member], *__restrict square = all_square[member];
+#pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < plane.chunks; b++) {
             double *out = partial + b * P, *out2 = partial2 + b * P;
             std::memset(out, 0, P * sizeof(double));
@@ -128,9 +54,8 @@ void moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
                 }
             }
         }
-        std::free(sum);
-        std::free(square);
     }
+    team.join();
     fold(partial, plane.chunks, P, C);
     fold(partial2, plane.chunks, P, C);
     for (int64_t c = 0; c < C; c++) {
@@ -139,34 +64,27 @@ void moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
         mean[c] = static_cast<float>(shift[c] + m);
         var[c] = static_cast<float>(v > 0 ? v : (v <= 0 ? 0 : v));  // rounding may dip below 0; NaN stays NaN
     }
-    std::free(shift);
-    std::free(partial);
-    std::free(partial2);
+    return DONE;
 }
-
-struct Channels {  // the per-channel vectors, laid out along a tile
-    float *mean, *scale, *beta;
-    Channels(const Neuron *n, int64_t P)
-        : mean(repeat(n->mean, n->C, P)), scale(repeat(n->scale, n->C, P)), beta(repeat(n->beta, n->C, P)) {}
-    ~Channels() {
-        std::free(mean);
-        std::free(scale);
-        std::free(beta);
-    }
-};
 
 // One tile over all T steps. STEPS > 0 is T known to the compiler: the membrane stays in registers. STEPS = 0 is any T.
 template <int STEPS, bool RESIDUAL>
-void forward_as(const Neuron *n, const float *x, const float *residual, float *s) {
+int forward_as(const Neuron *n, const float *x, const float *residual, float *s) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size, x_step = n->S == 1 ? 0 : size;
     const float tau = n->tau, v_th = n->v_th;
-    Channels ch(n, P);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    const Channels ch(memory, n, P);
+    const auto all_v = memory.each<float>(team, STEPS ? 0 : P);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *__restrict v = allocate<float>(P);
+        Member member(team);
+        float *__restrict v = all_v[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t tile = 0; tile < plane.tiles; tile++) {
             const int64_t count = plane.length(tile), at = tile * P;
             if constexpr (STEPS > 0) {
@@ -198,11 +116,12 @@ void forward_as(const Neuron *n, const float *x, const float *residual, float *s
                 }
             }
         }
-        std::free(v);
     }
+    team.join();
+    return DONE;
 }
 
-void forward(const Neuron *n, const float *x, const float *residual, float *out) {
+int forward(const Neuron *n, const float *x, const float *residual, float *out) {
 #define STEPS(T) return residual ? forward_as<T, true>(n, x, residual, out) : forward_as<T, false>(n, x, residual, out)
     switch (n->T) {
         case 1: STEPS(1);
@@ -216,7 +135,7 @@ void forward(const Neuron *n, const float *x, const float *residual, float *out)
 }
 
 template <int SG, bool STILL, bool KAPPA, int STEPS = 0>
-void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, float *sum_dv, float *sum_dv_x, float *dtau,
+int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, float *sum_dv, float *sum_dv_x, float *dtau,
                  float *dkappa) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size;
@@ -224,17 +143,25 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
     const float tau = n->tau, v_th = n->v_th, through_reset = n->detach_reset ? 0.0f : tau;
     float kappas[STEPS ? STEPS : 1], inverses[STEPS ? STEPS : 1];
     for (int t = 0; t < STEPS; t++) kappas[t] = n->kappa[t], inverses[t] = 1.0f / n->kappa[t];
-    Channels ch(n, P);
-    double *part_dv = allocate<double>(plane.chunks * P), *part_dv_x = allocate<double>(plane.chunks * P);
-    double *part_tau = allocate<double>(plane.chunks), *part_kappa = allocate<double>(plane.chunks * T);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    const Channels ch(memory, n, P);
+    double *part_dv = memory.take<double>(plane.chunks * P), *part_dv_x = memory.take<double>(plane.chunks * P);
+    double *part_tau = memory.take<double>(plane.chunks), *part_kappa = memory.take<double>(plane.chunks * T);
+    const auto all_v = memory.each<float>(team, STEPS ? 0 : T * P), all_next = memory.each<float>(team, STEPS ? 0 : P);
+    const auto all_total = memory.each<float>(team, STILL ? P : 0), all_acc = memory.each<float>(team, P);
+    const auto all_acc_x = memory.each<float>(team, P), all_acc_tau = memory.each<float>(team, P);
+    const auto all_acc_kappa = memory.each<float>(team, KAPPA ? P * T : 0);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *__restrict v = allocate<float>(T * P);
-        float *__restrict next = allocate<float>(P), *__restrict total = allocate<float>(P);
-        float *__restrict acc = allocate<float>(P), *__restrict acc_x = allocate<float>(P), *__restrict acc_tau = allocate<float>(P);
-        float *__restrict acc_kappa = allocate<float>(P * (KAPPA ? T : 1));
+        Member member(team);
+        float *__restrict v = all_v[member], *__restrict next = all_next[member], *__restrict total = all_total[member];
+        float *__restrict acc = all_acc[member], *__restrict acc_x = all_acc_x[member], *__restrict acc_tau = all_acc_tau[member];
+        float *__restrict acc_kappa = all_acc_kappa[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < plane.chunks; b++) {
             double *out = part_dv + b * P, *out_x = part_dv_x + b * P;
             std::memset(out, 0, P * sizeof(double));
@@ -341,14 +268,8 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
                 }
             }
         }
-        std::free(v);
-        std::free(next);
-        std::free(total);
-        std::free(acc);
-        std::free(acc_x);
-        std::free(acc_tau);
-        std::free(acc_kappa);
     }
+    team.join();
     fold(part_dv, plane.chunks, P, n->C);
     fold(part_dv_x, plane.chunks, P, n->C);
     for (int64_t c = 0; c < n->C; c++) sum_dv[c] = static_cast<float>(part_dv[c]), sum_dv_x[c] = static_cast<float>(part_dv_x[c]);
@@ -359,13 +280,10 @@ void backward_as(const Neuron *n, const float *x, const float *g, float *dv_out,
     *dtau = static_cast<float>(part_tau[0]);
     if (dkappa)
         for (int64_t t = 0; t < T; t++) dkappa[t] = static_cast<float>(part_kappa[t]);
-    std::free(part_dv);
-    std::free(part_dv_x);
-    std::free(part_tau);
-    std::free(part_kappa);
+    return DONE;
 }
 
-void backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
+int backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
               float *dkappa) {
     if (n->surrogate == RECTANGULAR && n->S == n->T && !dkappa) switch (n->T) {  // the paper's surrogate at the paper's T
             case 1: return backward_as<RECTANGULAR, false, false, 1>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
@@ -391,78 +309,32 @@ void backward(const Neuron *n, const float *x, const float *g, float *dv, float 
 #undef CALL
 }
 
-void normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C, const float *m1_C,
+int normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C, const float *m1_C,
                     const float *m2_C) {
     Plane plane(rows, C);
     const int64_t P = plane.P;
-    float *mean = repeat(mean_C, C, P), *scale = repeat(scale_C, C, P), *m1 = repeat(m1_C, C, P), *m2 = repeat(m2_C, C, P);
-#pragma omp parallel for schedule(static)
-    for (int64_t tile = 0; tile < plane.tiles; tile++) {
-        const int64_t count = plane.length(tile);
-        const float *__restrict row = x + tile * P;
-        float *__restrict d = dv + tile * P;
-        LOOP(int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
-    }
-    std::free(mean);
-    std::free(scale);
-    std::free(m1);
-    std::free(m2);
-}
-
-void probe(const Neuron *n, const float *x, double *result) {
-    Plane plane(n->M, n->C);
-    const int64_t P = plane.P, T = n->T, x_step = n->S == 1 ? 0 : plane.size;
-    const float tau = n->tau, v_th = n->v_th;
-    Channels ch(n, P);
-    double *partial = allocate<double>(plane.chunks * T * 6);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    const float *mean = repeat(memory, mean_C, C, P), *scale = repeat(memory, scale_C, C, P);
+    const float *m1 = repeat(memory, m1_C, C, P), *m2 = repeat(memory, m2_C, C, P);
+    if (!memory.ok()) return NO_MEMORY;
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *__restrict v = allocate<float>(P);
-        const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
-#pragma omp for schedule(static)
-        for (int64_t b = 0; b < plane.chunks; b++) {
-            double *out = partial + b * T * 6;
-            std::memset(out, 0, T * 6 * sizeof(double));
-            int64_t last = (b + 1) * plane.tiles_per_chunk;
-            if (last > plane.tiles) last = plane.tiles;
-            for (int64_t tile = b * plane.tiles_per_chunk; tile < last; tile++) {
-                const int64_t count = plane.length(tile);
-                std::memset(v, 0, P * sizeof(float));
-                for (int64_t t = 0; t < T; t++) {
-                    const float *__restrict row = x + t * x_step + tile * P;
-                    const float half = 0.5f * n->kappa[t];
-                    float fired = 0, available = 0, sum = 0, square = 0, sum_i = 0, square_i = 0;
-                    _Pragma("omp simd reduction(+ : fired, available, sum, square, sum_i, square_i)") for (int64_t p = 0; p < count; p++) {
-                        float i = (row[p] - mean[p]) * scale[p] + beta[p];
-                        float w = tau * v[p] + i;
-                        bool f = w >= v_th;
-                        fired += f ? 1.0f : 0.0f;
-                        available += std::fabs(w - v_th) < half ? 1.0f : 0.0f;
-                        sum += w;
-                        square += w * w;
-                        sum_i += i;
-                        square_i += i * i;
-                        v[p] = f ? 0.0f : w;
-                    }
-                    out[t * 6 + 0] += fired;
-                    out[t * 6 + 1] += available;
-                    out[t * 6 + 2] += sum;
-                    out[t * 6 + 3] += square;
-                    out[t * 6 + 4] += sum_i;
-                    out[t * 6 + 5] += square_i;
-                }
-            }
+        Member member(team);
+#pragma omp for schedule(static) nowait
+        for (int64_t tile = 0; tile < plane.tiles; tile++) {
+            const int64_t count = plane.length(tile);
+            const float *__restrict row = x + tile * P;
+            float *__restrict d = dv + tile * P;
+            LOOP(int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
         }
-        std::free(v);
     }
-    for (int64_t j = 0; j < T * 6; j++) {
-        result[j] = 0;
-        for (int64_t b = 0; b < plane.chunks; b++) result[j] += partial[b * T * 6 + j];
-    }
-    std::free(partial);
+    team.join();
+    return DONE;
 }
 
 }  // namespace
 
 extern "C" const Kernels CAT(mpd_agl_kernels_, LEVEL);
-extern "C" const Kernels CAT(mpd_agl_kernels_, LEVEL) = {moments, forward, backward, normalise_grad, probe};
+extern "C" const Kernels CAT(mpd_agl_kernels_, LEVEL) = {moments, forward, backward, normalise_grad};

@@ -55,12 +55,12 @@ inline void append(uint8_t *list, int64_t &n, unsigned mask, int64_t first) {
 }
 
 // One row of C values; returns not 0 where a value is neither 0 nor 1. Slots end with an index to the row of zeros where a count is odd.
-inline unsigned scan_row(const float *x, const ActiveLists *e, int64_t row) {
+inline unsigned scan_row(const float *x, const ActiveLists *lists, int64_t row) {
     unsigned any = 0;
-    for (int64_t b = 0; b < e->blocks; b++) {
-        const int64_t slot = row * e->blocks + b, first = b * LIST_BLOCK;
-        const int64_t width = e->C - first < LIST_BLOCK ? e->C - first : LIST_BLOCK;
-        uint8_t *index = e->index + slot * e->cap, others[LIST_BLOCK + 8];
+    for (int64_t b = 0; b < lists->blocks; b++) {
+        const int64_t slot = row * lists->blocks + b, first = b * LIST_BLOCK;
+        const int64_t width = lists->C - first < LIST_BLOCK ? lists->C - first : LIST_BLOCK;
+        uint8_t *index = lists->index + slot * lists->cap, others[LIST_BLOCK + 8];
         const float *in = x + first;
         int64_t n = 0, m = 0, i = 0;
         unsigned other;
@@ -73,16 +73,16 @@ inline unsigned scan_row(const float *x, const ActiveLists *e, int64_t row) {
         }
         any |= m > 0;
         const int64_t count = n + m;
-        e->count[slot] = static_cast<uint8_t>(count);
-        if (e->value) {
-            float *value = e->value + slot * e->cap;
+        lists->count[slot] = static_cast<uint8_t>(count);
+        if (lists->value) {
+            float *value = lists->value + slot * lists->cap;
             std::memcpy(index + n, others, m);
             const int64_t ones = m > 0 ? n & ~1ll : n;  // an odd 1 goes with the others
             for (int64_t k = ones; k < count; k++) value[k] = in[index[k]];
             if (count & 1) value[count] = 0.0f;
-            e->ones[slot] = static_cast<uint8_t>(ones);
+            lists->ones[slot] = static_cast<uint8_t>(ones);
         }
-        if (count & 1) index[count] = static_cast<uint8_t>(e->cap);
+        if (count & 1) index[count] = static_cast<uint8_t>(lists->cap);
     }
     return any;
 }

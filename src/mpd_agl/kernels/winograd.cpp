@@ -10,7 +10,6 @@
 #include "winograd.h"
 
 #include <cstring>
-#include <initializer_list>
 
 #include "simd.h"
 
@@ -176,39 +175,53 @@ int64_t packed_size(const Geometry *g) { return POINTS * up(g->C_out, PANEL) * g
 // packed [POINTS][panel][C_in][PANEL of C_out]
 void pack(const Geometry *g, const float *weight, int turned, float *packed) {
     const int64_t C = g->C_in, O = g->C_out, stride = up(O, PANEL) * C * PANEL;
-#pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < C; c++)
-        for (int64_t o = 0; o < O; o += LANES) {
-            vec h[4][3];
+    Team team;
+    team.start();
+#pragma omp parallel num_threads(team.size)
+    {
+        Member member(team);
+#pragma omp for schedule(static) nowait
+        for (int64_t c = 0; c < C; c++)
+            for (int64_t o = 0; o < O; o += LANES) {
+                vec h[4][3];
 #pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
-                const float *w = weight + c * 9 * O + o;
-                const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
-                          g2 = load(w + (turned ? 2 - j : 6 + j) * O);
-                h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
-            }
-            float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
+                for (int j = 0; j < 3; j++) {
+                    const float *w = weight + c * 9 * O + o;
+                    const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
+                              g2 = load(w + (turned ? 2 - j : 6 + j) * O);
+                    h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
+                }
+                float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                store(to + 4 * i * stride, h[i][0]);
-                store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
-                store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
-                store(to + (4 * i + 3) * stride, h[i][2]);
+                for (int i = 0; i < 4; i++) {
+                    store(to + 4 * i * stride, h[i][0]);
+                    store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
+                    store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
+                    store(to + (4 * i + 3) * stride, h[i][2]);
+                }
             }
-        }
+    }
+    team.join();
 }
 
-void convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
+int convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
     const int64_t C = g->C_in, O = g->C_out, panels = up(O, PANEL);
     const Tiles t(g);
     const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS, block = most(4 * ROWS, least(fit, 20 * ROWS));
     const int64_t blocks = up(t.count(), block);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    const auto all_V = memory.each<float>(team, POINTS * plane(block, C)), all_M = memory.each<float>(team, POINTS * plane(block, O));
+    const auto all_nowhere = memory.each<float>(team, g->OW * O);
+    float *zeros = memory.take<float>(g->W * C);
+    if (!memory.ok()) return NO_MEMORY;
+    std::memset(zeros, 0, g->W * C * sizeof(float));
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *V = allocate<float>(POINTS * plane(block, C)), *M = allocate<float>(POINTS * plane(block, O));
-        float *zeros = allocate<float>(g->W * C), *nowhere = allocate<float>(g->OW * O);
-        std::memset(zeros, 0, g->W * C * sizeof(float));
-#pragma omp for schedule(dynamic)
+        Member member(team);
+        float *V = all_V[member], *M = all_M[member], *nowhere = all_nowhere[member];
+#pragma omp for schedule(dynamic) nowait
         for (int64_t b = 0; b < blocks; b++) {
             const int64_t first = b * block, tiles = least(block, up(t.count() - first, ROWS) * ROWS);
             transform_input(t, x, first, tiles, C, zeros, V);
@@ -227,22 +240,28 @@ void convolve(const Geometry *g, const float *x, const float *packed, const floa
                     }
             transform_output(t, M, first, tiles, O, bias, nowhere, y);
         }
-        for (float *p : {V, M, zeros, nowhere}) std::free(p);
     }
+    team.join();
+    return DONE;
 }
 
-void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
+int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     const int64_t C = g->C_in, O = g->C_out, size = POINTS * C * O;
     const Tiles t(g);
     const int64_t block = most(16, least(BLOCK_BYTES / (POINTS * 4 * (C + O)), 128)), blocks = up(t.count(), block);
     const int64_t chunks = most(1, least(CHUNKS, blocks)), per_chunk = up(blocks, chunks);
-    float *sums = allocate<float>(chunks * size);
-#pragma omp parallel
+    Team team;
+    Memory memory;
+    const auto all_X = memory.each<float>(team, POINTS * plane(block, C)), all_Y = memory.each<float>(team, POINTS * plane(block, O));
+    float *zeros = memory.take<float>(g->W * C + g->OW * O), *sums = memory.take<float>(chunks * size);
+    if (!memory.ok()) return NO_MEMORY;
+    std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
+    team.start();
+#pragma omp parallel num_threads(team.size)
     {
-        float *X = allocate<float>(POINTS * plane(block, C)), *Y = allocate<float>(POINTS * plane(block, O));
-        float *zeros = allocate<float>(g->W * C + g->OW * O);
-        std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
-#pragma omp for schedule(dynamic)
+        Member member(team);
+        float *X = all_X[member], *Y = all_Y[member];
+#pragma omp for schedule(dynamic) nowait
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             float *sum = sums + chunk * size;
             std::memset(sum, 0, size * sizeof(float));
@@ -260,8 +279,8 @@ void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) 
                     }
             }
         }
-        for (float *p : {X, Y, zeros}) std::free(p);
-#pragma omp for schedule(static)
+        member.barrier();
+#pragma omp for schedule(static) nowait
         for (int64_t c = 0; c < C; c++)
             for (int64_t o = 0; o < O; o++) {
                 float m[4][4], h[3][4];
@@ -281,7 +300,8 @@ void weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) 
                 }
             }
     }
-    std::free(sums);
+    team.join();
+    return DONE;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A dense 3x3 convolution of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications for four outputs instead of 36.
 // One table of functions per SIMD level; pointers and sizes only. Channel counts are multiples of 16.
+// Functions that allocate return DONE or NO_MEMORY (codes.h).
 #pragma once
 #include "active.h"
 
@@ -9,7 +10,7 @@ struct WinogradKernels {
     // weight [C_in][3][3][C_out] -> its transform; `turned`: of the kernel turned round
     void (*pack)(const Geometry *g, const float *weight, int turned, float *packed);
     // y [N][OH][OW][C_out] from x [N][H][W][C_in]; bias [C_out] or null
-    void (*convolve)(const Geometry *g, const float *x, const float *packed, const float *bias, float *y);
+    int (*convolve)(const Geometry *g, const float *x, const float *packed, const float *bias, float *y);
     // dw [C_out][3][3][C_in] from x and gy [N][OH][OW][C_out]
-    void (*weight_grad)(const Geometry *g, const float *x, const float *gy, float *dw);
+    int (*weight_grad)(const Geometry *g, const float *x, const float *gy, float *dw);
 };

@@ -13,42 +13,31 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
-from mpd_agl.nn import SpikingBlock
+from mpd_agl.nn import Neuron, SpikingBlock
 
-Potentials = tuple[Tensor, ...]
-"""v_NC of every neuron layer, in the order in which they run; before reset, as Eq. 2 needs them."""
-
-
-def fire(v_NC: Tensor | None, i_NC: Tensor, tau: Tensor, v_th: float) -> tuple[Tensor, Tensor]:
-    """Spikes and potential of one step (Eq. 2-3); None is rest.
-
-    >>> fire(torch.tensor([0.4, 0.6]), torch.tensor([0.45, 0.45]), torch.tensor(0.2), 0.5)
-    (tensor([1., 0.]), tensor([0.5300, 0.4500]))
-    """
-    v_NC = i_NC if v_NC is None else tau * torch.where(v_NC >= v_th, 0.0, v_NC) + i_NC
-    return (v_NC >= v_th).to(i_NC.dtype), v_NC
+States = tuple[Tensor, ...]
+"""What every neuron layer keeps of its potential after a step, in the order in which the layers run."""
 
 
 class _Walk:
-    """The potentials of one call on their way through the layers."""
+    """The states of one call on their way through the layers."""
 
-    def __init__(self, before: Potentials | None) -> None:
+    def __init__(self, before: States | None) -> None:
         self._before: Iterator[Tensor] | None = None if before is None else iter(before)
         self.after: list[Tensor] = []
 
-    def step(self, i_NC: Tensor, tau: Tensor, v_th: float) -> Tensor:
-        spikes, v_NC = fire(None if self._before is None else next(self._before), i_NC, tau, v_th)
-        self.after.append(v_NC)
-        return spikes
+    def step(self, neuron: Neuron, i_NC: Tensor) -> Tensor:
+        spikes_NC, kept_NC = neuron.step(i_NC, None if self._before is None else next(self._before))
+        self.after.append(kept_NC)
+        return spikes_NC
 
 
 class _StepBlock(nn.Module):
-    """A folded `SpikingBlock` for one timestep; its potential lives in the call's walk, not here."""
+    """A folded `SpikingBlock` for one timestep; its state lives in the call's walk, not here."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
-        self.synapse, self.currents, self.v_th = block.synapse, block.currents, block.neuron.v_th
-        self.register_buffer("tau", block.neuron.tau.detach().clone())
+        self.synapse, self.currents, self.neuron = block.synapse, block.currents, block.neuron
         self.walk: _Walk | None = None
 
     def forward(
@@ -64,8 +53,7 @@ class _StepBlock(nn.Module):
         i_NC: Tensor = self.synapse(s_1NC[0])
         for current, added_1NC in zip(self.currents, current_inputs, strict=True):
             i_NC = i_NC + current(added_1NC)[0]
-        assert isinstance(self.tau, Tensor)
-        s_1NC = self.walk.step(i_NC, self.tau, self.v_th).unsqueeze(0)
+        s_1NC = self.walk.step(self.neuron, i_NC).unsqueeze(0)
         return s_1NC if residual is None else s_1NC + residual
 
 
@@ -100,7 +88,7 @@ class OneStep(nn.Module):
         self.net.num_steps = 1
 
     @torch.no_grad()
-    def forward(self, x_NCHW: Tensor, v: Potentials | None) -> tuple[Tensor, Potentials]:
+    def forward(self, x_NCHW: Tensor, v: States | None) -> tuple[Tensor, States]:
         """Logits of this step, and the potentials that the next one starts from."""
         walk = _Walk(v)
         blocks = [m for m in self.net.modules() if isinstance(m, _StepBlock)]

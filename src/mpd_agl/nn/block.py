@@ -219,7 +219,7 @@ class SpikingBlock(nn.Module):
         if neuron.watchers:
             neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled()))
         shared = self._shared_moments(x_SNC)
-        s_TNC, mean_C, var_C = kernels.tdbn_neuron(
+        s_TNC, mean_C, var_C, *_ = kernels.tdbn_neuron(
             x_SNC,
             norm.weight,
             norm.bias,
@@ -229,7 +229,8 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=num_steps,
             batch_stats=self.training,
-            residual_TNC=residual,
+            residual=residual,
+            norm_v_th=norm.v_th,
             alpha=norm.alpha,
             eps=norm.eps,
             surrogate=neuron.surrogate,

@@ -186,7 +186,13 @@ class Neuron(nn.Module):
 
     def dynamics(self) -> dict[str, Any]:
         """The neuron's equations as keyword arguments of `core.lif` and of `kernels`."""
-        return {"v_th": self.v_th, "detach_reset": self.detach_reset}  # SHIM
+        return {
+            "v_th": self.v_th,
+            "reset": self.reset,
+            "decay_input": self.decay_input,
+            "detach_reset": self.detach_reset,
+            "channel_dim": self.channel_dim,
+        }
 
     def measure(
         self, measured: MeasuredMoments, num_steps: int, observe: Callable[[], PotentialSums] | None
@@ -204,7 +210,9 @@ class Neuron(nn.Module):
         """The sums of the potentials that a current gives (`kernels.probe`)."""
         C = i_SNC.shape[self.channel_dim]
         zero_C, one_C, one_T = i_SNC.new_zeros(C), i_SNC.new_ones(C), i_SNC.new_ones(num_steps)
-        sums_T6 = kernels.probe(i_SNC, zero_C, one_C, zero_C, self.tau, one_T, backend=self.backend, **self.probed())
+        sums_T6 = kernels.probe(
+            i_SNC, zero_C, one_C, zero_C, self.tau, one_T, backend=self.backend, kept_0=kept_0, **self.probed()
+        )
         return PotentialSums(i_SNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3])
 
     def probed(self) -> dict[str, Any]:
@@ -240,8 +248,10 @@ class Neuron(nn.Module):
             self.tau,
             kappa_T,
             num_steps=T,
-            residual_TNC=residual,
+            residual=residual,
             surrogate=self.surrogate,
+            kept_0=kept_0,
+            return_state=asked,
             backend=self.backend,
             **self.dynamics(),
         )
@@ -250,7 +260,7 @@ class Neuron(nn.Module):
         """One timestep, for recurrent networks and streams: `s, state = neuron.step(i, state)`; None starts at rest.
 
         >>> neuron, state = LIF(tau=0.5), None
-        >>> for current in (0.4, 0.4, 0.4):
+        >>> for current in (0.4, 0.4):
         ...     s, state = neuron.step(torch.full((1, 1), current), state)
         >>> float(s), float(state)
         (1.0, 0.0)
@@ -307,7 +317,8 @@ class Neuron(nn.Module):
             draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
-        return lif(i_TNC, self.tau, kappa_T, fire=fire, **self.dynamics()) + (None,)
+        found = lif(i_TNC, self.tau, kappa_T, fire=fire, kept_0=kept_0, return_state=True, **self.dynamics())
+        return found[0], found[1], found[2]
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
