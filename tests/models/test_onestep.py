@@ -6,7 +6,7 @@ import torch
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.models.onestep import OneStep, answer_early
-from mpd_agl.nn import TdBatchNorm, fold
+from mpd_agl.nn import LIF, TdBatchNorm, fold
 
 
 def network(name, **options):
