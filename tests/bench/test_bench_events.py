@@ -57,8 +57,8 @@ def test_no_speed_up_of_a_convolution_that_differs(monkeypatch):
     assert cell["difference"] < 1e-6
     assert cell["weight_gradient_difference"] < 1e-6
     assert cell["speed_up"] == pytest.approx(cell["ms"]["dense"] / cell["ms"]["event, lists and weights at hand"])
-    grad = active_layers.events.weight_grad
-    monkeypatch.setattr(active_layers.events, "weight_grad", lambda *a: grad(*a) * 1.0001)
+    grad = active_layers.active.weight_grad
+    monkeypatch.setattr(active_layers.active, "weight_grad", lambda *a: grad(*a) * 1.0001)
     cell = active_layers.one_convolution((16, 4, 2), 0.2, 1)
     assert [cell[key] for key in active_layers.SPEED_UPS] == [None] * 3
     assert "16, 4x4, 2" in active_layers.text([cell])

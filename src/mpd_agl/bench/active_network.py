@@ -23,8 +23,8 @@ from mpd_agl.train.optim import build_optimizer
 
 OURS = "auto"
 CONV_OF = {OURS: "auto", "event-driven everywhere": "event", "dense": "dense"}
-ANN, CONV_IMPLS, PEER = "ANN, batch N", "dense convolutions alone", "SpikingJelly"
-ORDER = (*CONV_OF, ANN, CONV_IMPLS, PEER)
+ANN, CONVS_ALONE, PEER = "ANN, batch N", "dense convolutions alone", "SpikingJelly"
+ORDER = (*CONV_OF, ANN, CONVS_ALONE, PEER)
 MOST_OFF = 1e-5
 """Of a layer against its dense self, on the input that flows in the timed network."""
 Work = Callable[[], Any]
@@ -45,8 +45,8 @@ def measure(setting: Setting, wanted: Mapping[str, float], rounds: int, note: No
         else:
             nets[PEER] = peers.rebuild(base, "spikingjelly")
         works = {name: step(net, x, y) for name, net in nets.items()}
-        works[CONV_IMPLS] = contenders.convolutions_of(copy.deepcopy(base), x, train=True)
-        agreement[CONV_IMPLS] = Agreement(True, "a bound, not a network: it has no outputs")
+        works[CONVS_ALONE] = contenders.convolutions_of(copy.deepcopy(base), x, train=True)
+        agreement[CONVS_ALONE] = Agreement(True, "a bound, not a network: it has no outputs")
     else:
         works = {name: answer(net, x) for name, net in nets.items()}
         works[ANN] = answer(contenders.timed_network("ann", setting), x[0] if setting.frames else x)
@@ -81,7 +81,7 @@ def network(setting: Setting, conv: str) -> Network:
     torch.manual_seed(0)
     size = {"image_size": setting.image_size} if setting.image_size else {}
     made = {"width_mult": setting.width_mult, "num_steps": setting.num_steps, "method": setting.method}
-    return create_model(setting.model, conv=conv, **made, **size)
+    return create_model(setting.model, conv_impl=conv, **made, **size)
 
 
 def _ours(setting: Setting, conv: str, base: Network) -> Network:

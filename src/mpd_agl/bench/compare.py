@@ -161,7 +161,7 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
 
 
 def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "native") -> dict[str, Any]:
-    """Each contender's time over the base's, round by round: the median and the range; only where outputs equivalence."""
+    """Each contender's time over the base's, round by round: the median and the range; only where outputs agree."""
     base = base if base in running else next(iter(running))
     per_round = {n: [statistics.median(times) for times in p.rounds] for n, p in running.items()}
     found: dict[str, Any] = {}

@@ -97,7 +97,7 @@ def network_lines(record: dict[str, Any]) -> list[str]:
             continue
         found = record[part]
         s = found["setting"]
-        title = f"{part}, {s['model']}, width {s['width']:g}, T={s['num_steps']}, batch {s['batch']}"
+        title = f"{part}, {s['model']}, width {s['width_mult']:g}, T={s['num_steps']}, batch {s['batch']}"
         lines += [f"| {title} | ms | times ours | range |", "|---|---|---|---|"]
         for name, c in active_network.ordered(found):
             ratio = found["ratios"]["of"][name]

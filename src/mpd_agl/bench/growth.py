@@ -26,7 +26,7 @@ def points(base: Setting, axes: Sequence[str]) -> list[tuple[str, float, Setting
     for axis in axes:
         for value in AXES[axis]:
             least = 2 if axis == "batch" and base.work == "train" else value
-            moved: dict[str, Any] = {axis: value if axis == "width" else int(max(value, least))}
+            moved: dict[str, Any] = {axis: value if axis == "width_mult" else int(max(value, least))}
             if axis == "width_mult":
                 moved["batch"] = min(base.batch, AT_WIDTH_BATCH)
             found.append((axis, moved[axis], setting_of(base, **moved)))

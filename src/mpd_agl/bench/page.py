@@ -184,7 +184,7 @@ def grown(record: dict[str, Any], figure: str) -> list[str]:
     lines = [
         f"### How {what} grows",
         "",
-        f"{s['model']}, around width {s['width']:g}, T={s['num_steps']}, batch {s['batch']} (16 where the width moves). Over T in training",
+        f"{s['model']}, around width {s['width_mult']:g}, T={s['num_steps']}, batch {s['batch']} (16 where the width moves). Over T in training",
         "there are five rounds; the other points are quick looks, two short rounds each.",
         "",
         f"![time and memory over T, batch and width]({figure})",
@@ -255,7 +255,7 @@ def answers(records: dict[str, dict[str, Any]], where: str) -> list[str]:
     lines += [
         "### Early answers",
         "",
-        f"{model['name']} at width {model['width']:g} on {record['config']['data']}, T={result['num_steps']}, {record['threads']} threads: "
+        f"{model['name']} at width {model['width_mult']:g} on {record['config']['data']}, T={result['num_steps']}, {record['threads']} threads: "
         "a sample ends when the softmax of its mean logits reaches the threshold; what has ended is not computed.",
         "",
         f"![accuracy against timesteps and time]({where}/evaluate-early.svg)",

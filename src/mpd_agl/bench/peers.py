@@ -16,7 +16,7 @@ from mpd_agl.nn import PLIF, SpikingBlock
 
 
 class PeerBlock(nn.Module):
-    """EventLayer of ours, norm and neuron of the peer. Called as `SpikingBlock` is."""
+    """Synapses of ours, norm and neuron of the peer. Called as `SpikingBlock` is."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class SpikingJellyBlock(PeerBlock):
             step_mode="m",
         )
 
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
         """Spikes."""
         y = self.synapses(x_SNC, num_steps)
         s_TNC: Tensor = self.neuron(self.norm(y.view(-1, x_SNC.shape[1], *y.shape[1:])))
-        return s_TNC if plus is None else s_TNC + plus
+        return s_TNC if residual is None else s_TNC + residual
 
     def reset(self) -> None:
         """SpikingJelly's own."""
@@ -113,7 +113,7 @@ class SnnTorchBlock(PeerBlock):
             reset_mechanism="zero",
         )
 
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
         """Spikes."""
         y = self.norm(self.synapses(x_SNC, num_steps))
         i_TNC = y.view(-1, x_SNC.shape[1], *y.shape[1:])
@@ -123,7 +123,7 @@ class SnnTorchBlock(PeerBlock):
             s_NC, potential = self.neuron(i_NC, potential)
             spikes.append(s_NC)
         s_TNC = torch.stack(spikes).to(i_TNC.dtype)
-        return s_TNC if plus is None else s_TNC + plus
+        return s_TNC if residual is None else s_TNC + residual
 
     def reset(self) -> None:
         """Let go of the last step's graph."""

@@ -87,7 +87,7 @@ def _part(number: int, label: str, run: Run) -> dict[str, Any]:
         "id": f"run-{number}",
         "label": label,
         "run": run,
-        "network": f"{model['name']} × {model['width']:g}",
+        "network": f"{model['name']} × {model['width_mult']:g}",
         "kind": "ANN" if run.method == "ann" else f"T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{run.num_steps}",
         "sections": [_inline(s, f"r{number}") for s in sections(run)],
         "missing": missing(run),
