@@ -103,8 +103,8 @@ def text(record: dict[str, Any]) -> str:
         )
     absent = {name: why for p in record["points"] for name, why in p["left_out"].items()}
     lines += [f"{name}: left out, {why}" for name, why in absent.items()]
-    lines += [f"{p['axis']} {p['value']:g}: {said}" for p in record["points"] if (said := busy(p))]
-    return "\n".join(lines)
+    pauses = {"slowdown": [s for p in record["points"] for s in p.get("slowdown", ())]}
+    return "\n".join(filter(None, [*lines, busy(pauses)]))
 
 
 def ends(record: dict[str, Any], low: int = 2, high: int = 16) -> list[tuple[str, int, int, float, float]]:
@@ -121,5 +121,5 @@ def ends(record: dict[str, Any], low: int = 2, high: int = 16) -> list[tuple[str
             at[high][name]["step_bytes"] / at[low][name]["step_bytes"],
         )
         for name in at[low]
-        if name in at[high]
+        if name in at[high] and at[low][name]["step_bytes"] > 0
     ]

@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
         _own_options(p, command)
         p.add_argument("--rounds", type=int, default=rounds, help=f"alternating rounds (default {rounds})")
         p.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
-        p.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")
+        quick = "small points, two short rounds" if command == "growth" else "two short rounds"
+        p.add_argument("--quick", action="store_true", help=f"{quick}: a look, not a measurement")
         p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
         p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
         p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON")
