@@ -10,10 +10,10 @@ from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import times
 from mpd_agl.report.runs import Run, flat
-from mpd_agl.report.section import Section, Table, mean, share
+from mpd_agl.report.section import PageSection, Table, mean, share
 
 STYLES = ("-", "--", ":", "-.")
-OF_NO_ACCOUNT = ("data.data_dir", "data.download", "train.workers", "train.test_batch_size", "checkpoint.", "track.")
+WITHOUT_EFFECT = ("data.data_dir", "data.download", "train.workers", "train.test_batch_size", "checkpoint.", "track.")
 """Fields that no result depends on."""
 
 
@@ -22,7 +22,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [f"{i}: {run.name}" for i, run in enumerate(runs, 1)]
 
 
-def comparison(runs: Sequence[Run]) -> Section:
+def comparison(runs: Sequence[Run]) -> PageSection:
     """The part of the page that only several runs have."""
     panels = [
         _over_epochs(runs, "compare-accuracy", "Test accuracy", lambda e: e["test_accuracy"], in_percent=True),
@@ -51,7 +51,7 @@ def comparison(runs: Sequence[Run]) -> Section:
     if any(not run.finished for run in runs):
         unfinished = [label for label, run in zip(labels(runs), runs, strict=True) if not run.finished]
         notes.append(f"Not finished: {', '.join(unfinished)}. Their numbers are of the last epoch that is done.")
-    return Section("comparison", "Comparison", sentence, panels, results(runs), notes)
+    return PageSection("comparison", "Comparison", sentence, panels, results(runs), notes)
 
 
 def _look(i: int) -> dict[str, str]:
@@ -159,7 +159,7 @@ def per_setting(runs: Sequence[Run]) -> Table | None:
 
 def counted(run: Run) -> dict[str, object]:
     """The configuration's fields that a result may depend on."""
-    return {k: v for k, v in flat(run.record.config).items() if not k.startswith(OF_NO_ACCOUNT)}
+    return {k: v for k, v in flat(run.record.config).items() if not k.startswith(WITHOUT_EFFECT)}
 
 
 def differences(runs: Sequence[Run]) -> Table | None:

@@ -6,10 +6,10 @@ from mpd_agl.errors import InputError
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table, share
+from mpd_agl.report.section import PageSection, Table, share
 
 
-def convs(run: Run) -> Section | None:
+def convs(run: Run) -> PageSection | None:
     """One dot per layer; None where the run measured nothing."""
     if not run.record.convs:
         return None
@@ -62,7 +62,7 @@ def convs(run: Run) -> Section | None:
     panel = Panel(
         "convs", "Speed-up of a layer over its dense self, over the share of active inputs, a dot per layer", figure
     )
-    return Section("convs", "Faster convolutions", sentence, [panel], table, notes)
+    return PageSection("convs", "Faster convolutions", sentence, [panel], table, notes)
 
 
 def _dense(choice: dict[str, Any]) -> float:

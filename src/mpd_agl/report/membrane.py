@@ -8,10 +8,10 @@ import numpy as np
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, INK, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, share
+from mpd_agl.report.section import PageSection, share
 
 
-def membranes(run: Run) -> Section | None:
+def membranes(run: Run) -> PageSection | None:
     """A panel per layer, a row per timestep (of many: the first, the second, the last); None where nothing was recorded."""
     if not run.detailed:
         return None
@@ -40,7 +40,7 @@ def membranes(run: Run) -> Section | None:
         "the whole batch."
     )
     title = "Membrane potentials and the predicted normal"
-    return Section("membranes", title, sentence, panels, notes=[note], small=True)
+    return PageSection("membranes", title, sentence, panels, notes=[note], small=True)
 
 
 def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:

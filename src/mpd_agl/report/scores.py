@@ -3,10 +3,10 @@
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, share
+from mpd_agl.report.section import PageSection, share
 
 
-def scores(run: Run) -> Section:
+def scores(run: Run) -> PageSection:
     """Curves over the epochs."""
     x = [e["epoch"] for e in run.epochs]
     first, last = run.epochs[0], run.epochs[-1]
@@ -42,4 +42,4 @@ def scores(run: Run) -> Section:
         f"Training loss went from {first['train_loss']:.3g} to {last['train_loss']:.3g}; test loss is {last['test_loss']:.3g} at epoch "
         f"{last['epoch']}, {lowest_words}, with {share(last['test_accuracy'], 2)} of the test set right."
     )
-    return Section("scores", "Loss and accuracy", sentence, panels)
+    return PageSection("scores", "Loss and accuracy", sentence, panels)

@@ -16,7 +16,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """What the page's template and the figure files are made from."""
 
     key: str

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 
 
-def markdown(section: Section, figures: Sequence[str] = ()) -> str:
+def markdown(section: PageSection, figures: Sequence[str] = ()) -> str:
     """Title, sentence, figures, table, notes; the same text for the same records."""
     parts = [f"# {_cell(section.title)}", section.sentence]
     parts += [f"![{_cell(p.alt)}]({name})" for p, name in zip(section.panels, figures, strict=False)]
