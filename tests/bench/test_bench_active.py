@@ -144,13 +144,13 @@ def test_rates_that_cannot_be_used_are_told_in_a_sentence(content, said, tmp_pat
 def test_runs_that_hold_no_rates_are_told_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="no run record at"):
         read_rates(tmp_path)
-    silent = made.write(tmp_path / "silent", lines=made.events(monitored=False))
+    silent = made.write(tmp_path / "silent", lines=made.log_lines(monitored=False))
     with pytest.raises(InputError, match="was not monitored: it holds no firing rates. Train with --monitor.every 50."):
         read_rates(silent)
     torn = made.write(tmp_path / "torn", lines=[{"event": "monitor", "epoch": 1, "step": 1, "layers": {"stem": {}}}])
     with pytest.raises(InputError, match="rate_T' is missing"):
         read_rates(torn)
-    wild = made.events()
+    wild = made.log_lines()
     wild[-2]["layers"]["stem"]["rate_T"] = [float("nan")] * made.T
     with pytest.raises(InputError, match="are not what was written"):
         read_rates(made.write(tmp_path / "wild", lines=wild))

@@ -14,8 +14,7 @@ from mpd_agl.paper.scales import config_at, departures
 from mpd_agl.paper.study import Group, Setting, Study
 from mpd_agl.report import draw
 from mpd_agl.report.runs import check_comparable, read_run
-from mpd_agl.report.section import PageSection
-from mpd_agl.report.text import markdown
+from mpd_agl.report.section import PageSection, markdown
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.observe import Display
 

@@ -14,7 +14,7 @@ from mpd_agl.report.section import PageSection, Table, mean, share
 
 STYLES = ("-", "--", ":", "-.")
 WITHOUT_EFFECT = ("data.data_dir", "data.download", "train.workers", "train.test_batch_size", "checkpoint.", "track.")
-"""Fields that no result depends on."""
+"""Fields of the configuration that no result depends on."""
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -43,10 +43,14 @@ def comparison(runs: Sequence[Run]) -> PageSection:
     (top, first), (bottom, other) = ranked[0], ranked[-1]
     gap = 100 * (first.last["test_accuracy"] - other.last["test_accuracy"])
     samples = first.record.data["test"]["samples"]
-    lead = f"At the last epoch {top} is highest with {share(first.last['test_accuracy'], 2)}, {gap:.2f} points above {bottom}"
+    highest = share(first.last["test_accuracy"], 2)
+    lead = f"At the last epoch {top} is highest with {highest}, {gap:.2f} points above {bottom}"
     if gap == 0:
-        lead = f"All runs end at the same test accuracy, {share(first.last['test_accuracy'], 2)}"
-    sentence = f"{lead}; one test sample of {samples} is {100 / samples:.2g} points, and single runs also differ by their seed."
+        lead = f"All runs end at the same test accuracy, {highest}"
+    sentence = (
+        f"{lead}; one test sample of {samples} is {100 / samples:.2g} points, "
+        "and single runs also differ by their seed."
+    )
     notes = []
     if any(not run.finished for run in runs):
         unfinished = [label for label, run in zip(labels(runs), runs, strict=True) if not run.finished]

@@ -51,12 +51,13 @@ def energies(run: Run) -> PageSection | None:
     paper, strict = totals["paper"]["mj"], totals["strict"]["mj"]
     dearest = layers[int(np.argmax(snn))]["name"]
     sentence = (
-        f"Counted as the paper counts, one inference takes {joule(paper)}, {share(paper / ann_mj)} of the ANN's {joule(ann_mj)}, and "
-        f"{share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; most of it goes to {dearest}."
+        f"Counted as the paper counts, one inference takes {joule(paper)}, {share(paper / ann_mj)} of the ANN's "
+        f"{joule(ann_mj)}, and {share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; "
+        f"most of it goes to {dearest}."
     )
     notes = [
-        f"Firing rates: {report['rates_from']}. {pj['addition']} pJ per addition, {pj['multiply']} pJ per multiply-accumulate (45 nm); "
-        "an estimate from counted operations, not a measurement of a chip."
+        f"Firing rates: {report['rates_from']}. {pj['addition']} pJ per addition, {pj['multiply']} pJ per "
+        "multiply-accumulate (45 nm); an estimate from counted operations, not a measurement of a chip."
     ]
     head = ("count", "additions (M)", "multiplications (M)", "energy (mJ)", "of the ANN")
     table = Table(head, rows, numbers=(1, 2, 3, 4))

@@ -36,7 +36,7 @@ def _lines(axes: Axes, run: Run, values: Sequence[Sequence[float]]) -> None:
 
 
 def groups(run: Run, key: str) -> list[list[int]]:
-    """Timesteps (from 0) with the same values in every layer and snapshot stand together."""
+    """Group the timesteps (from 0) that have the same values in every layer and snapshot."""
     values_TLK = np.array([series(run, layer, key) for layer in run.layers]).transpose(2, 0, 1)
     found: list[list[int]] = [[0]]
     for t in range(1, len(values_TLK)):
@@ -77,8 +77,9 @@ def widths(run: Run) -> PageSection:
     else:
         narrow, wide = min(end, key=lambda n: end[n][-1]), max(end, key=lambda n: end[n][-1])
         sentence = (
-            f"At t = {run.num_steps} the width moved most in {moved}, from {start[moved][-1]:.3g} to {end[moved][-1]:.3g}; "
-            f"it is now narrowest in {narrow} ({end[narrow][-1]:.3g}) and widest in {wide} ({end[wide][-1]:.3g})."
+            f"At t = {run.num_steps} the width moved most in {moved}, from {start[moved][-1]:.3g} to "
+            f"{end[moved][-1]:.3g}; it is now narrowest in {narrow} ({end[narrow][-1]:.3g}) "
+            f"and widest in {wide} ({end[wide][-1]:.3g})."
         )
     return PageSection("widths", "Width of the surrogate gradient, κ", sentence, panels)
 
@@ -156,8 +157,9 @@ def rates(run: Run) -> PageSection:
     end = {n: mean(last[n]["rate_T"]) for n in names}
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
     sentence = (
-        f"On average over layers {share(mean(list(end.values())))} of the neurons fire at a step, fewest in {least} ({share(end[least])}), "
-        f"most in {most} ({share(end[most])}); training batches, step {run.snapshots[-1]['step']}."
+        f"On average over layers {share(mean(list(end.values())))} of the neurons fire at a step, fewest in {least} "
+        f"({share(end[least])}), most in {most} ({share(end[most])}); "
+        f"training batches, step {run.snapshots[-1]['step']}."
     )
     return PageSection("rates", "Firing rates", sentence, panels)
 
@@ -204,8 +206,9 @@ def affine(run: Run) -> PageSection:
     moved = max(names, key=lambda n: abs(end[n]["gamma_bar"] - start[n]["gamma_bar"]))
     shifted = max(names, key=lambda n: abs(end[n]["beta_bar"] - start[n]["beta_bar"]))
     sentence = (
-        f"The mean γ changed most in {moved}, from {start[moved]['gamma_bar']:.3g} to {end[moved]['gamma_bar']:.3g}, and the mean β in "
-        f"{shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; MPD-AGL sets κ from the mean γ and the decay."
+        f"The mean γ changed most in {moved}, from {start[moved]['gamma_bar']:.3g} to {end[moved]['gamma_bar']:.3g}, "
+        f"and the mean β in {shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; "
+        "MPD-AGL sets κ from the mean γ and the decay."
     )
     notes = [] if detailed else ["This run recorded no channels, only layer means."]
     return PageSection("affine", "Affine parameters γ and β of tdBN", sentence, panels, notes=notes)
