@@ -1,6 +1,7 @@
 """`mpd-agl bench`: who computes what others do, what a ratio needs, what is left out. No test times anything."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from mpd_agl.bench import compare, contenders, equivalence, growth, peers, plot, timing
 from mpd_agl.bench.workload import Workload
 from mpd_agl.cli import bench as command
-from mpd_agl.cli import main
+from mpd_agl.cli import completion, main
 from mpd_agl.errors import InputError
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.report import draw
@@ -265,3 +266,13 @@ def test_a_busy_machine_is_told_by_a_loop_that_is_slower_than_its_best(monkeypat
 def test_contenders_are_listed(capsys):
     assert command.run(["--list"]) == 0
     assert "spikingjelly" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+@pytest.mark.parametrize(
+    ("words", "offered"), [("bench gro", "growth"), ("bench growth --ax", "--axes"), ("info --j", "--json")]
+)
+def test_completion_knows_subcommands(words, offered):
+    ask = f'COMP_WORDS=(mpd-agl {words}); COMP_CWORD={len(words.split())}; _mpd_agl; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", completion.script() + ask], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [offered]

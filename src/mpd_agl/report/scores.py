@@ -43,9 +43,11 @@ def scores(run: Run) -> PageSection:
     lowest_words = f"after its lowest, {lowest['test_loss']:.3g}, at epoch {lowest['epoch']}"
     if lowest is last:
         lowest_words = "the lowest of the run"
+    course = f"is {last['train_loss']:.3g}"
+    if first is not last:
+        course = f"went from {first['train_loss']:.3g} to {last['train_loss']:.3g}"
     sentence = (
-        f"Training loss went from {first['train_loss']:.3g} to {last['train_loss']:.3g}; test loss is "
-        f"{last['test_loss']:.3g} at epoch {last['epoch']}, {lowest_words}, "
+        f"Training loss {course}; test loss is {last['test_loss']:.3g} at epoch {last['epoch']}, {lowest_words}, "
         f"with {share(last['test_accuracy'], 2)} of the test set right."
     )
     return PageSection("scores", "Loss and accuracy", sentence, panels)
