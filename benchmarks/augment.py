@@ -2,7 +2,7 @@
 
     python benchmarks/augment.py
 
-Both do the same work: Pillow applies, image by image, the operations that ours drew, and every pixel must equivalence. The
+Both do the same work: Pillow applies, image by image, the operations that ours drew, and every pixel must agree. The
 two alternate in one run; medians are printed. The target is 8,000 images/s.
 """
 

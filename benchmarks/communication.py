@@ -2,7 +2,8 @@
 
 usage: python benchmarks/communication.py [--world 2] [--repeats 30] [--out FILE]
 
-Counts come from a real step of the network on two ranks (every call is counted), times from the same tensors exchanged alone.
+Counts come from a real step of the network on two ranks (every call is counted), times from exchanging the same
+tensors with nothing else to do.
 """
 
 import argparse
@@ -32,7 +33,7 @@ NETWORKS = {
 
 
 class Counted(Replicas):
-    """Counts what it is asked for."""
+    """Counts every exchange and its bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """What the monitors cost a training run: python benchmarks/monitors.py [--every 50]
 
-Steps with and without a snapshot alternate in one process; the price is the median difference, spread over `every` steps.
+Steps with and without a snapshot alternate in one process. The price is the difference of their medians, spread over
+`every` steps.
 """
 
 import argparse
@@ -48,7 +49,8 @@ def main():
     plain, looking = statistics.median(times[False]), statistics.median(times[True])
     share = (looking - plain) / (a.every * plain)
     print(
-        f"step {1e3 * plain:.1f} ms, with a snapshot {1e3 * looking:.1f} ms: {100 * share:.2f} % of training time at every {a.every}th step"
+        f"step {1e3 * plain:.1f} ms, with a snapshot {1e3 * looking:.1f} ms: "
+        f"{100 * share:.2f} % of training time at every {a.every}th step"
     )
     if a.json:
         a.json.write_text(

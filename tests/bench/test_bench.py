@@ -1,27 +1,29 @@
-"""The bench: who computes what others do, what a ratio needs, what is left out, what is kept. No test looks at a time."""
+"""`mpd-agl bench`: who computes what others do, what a ratio needs, what is left out. No test times anything."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from mpd_agl.bench import compare, contenders, equivalence, growth, peers, plot, show
-from mpd_agl.bench.setting import Setting, from_dict
+from mpd_agl.bench import compare, contenders, equivalence, growth, peers, plot, timing
+from mpd_agl.bench.workload import Workload
 from mpd_agl.cli import bench as command
-from mpd_agl.cli import main
+from mpd_agl.cli import completion, main
 from mpd_agl.errors import InputError
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.report import draw
 
-SMALL = Setting(width_mult=0.0625, batch=4, image_size=16, threads=1)
-MODELS = [SMALL, Setting(model="vggsnn", width_mult=0.0625, num_steps=3, batch=4, image_size=16, threads=1)]
+SMALL = Workload(width_mult=0.0625, batch=4, image_size=16, threads=1)
+MODELS = [SMALL, Workload(model="vggsnn", width_mult=0.0625, num_steps=3, batch=4, image_size=16, threads=1)]
 
 
 def infer(setting):
-    return contenders.setting_of(setting, work="infer")
+    return replace(setting, work="infer")
 
 
 @pytest.mark.parametrize("setting", [*MODELS, *map(infer, MODELS)], ids=lambda s: f"{s.work}-{s.model}")
@@ -56,7 +58,7 @@ def test_another_weight_or_decay_is_seen(name):
 @pytest.mark.skipif(find_spec("spikingjelly") is None, reason="SpikingJelly is not installed")
 def test_spikingjelly_gives_our_gradients_where_the_width_is_fixed():
     """Method `trainable-decay` is what SpikingJelly can do: its gradients are ours, in float64."""
-    setting = contenders.setting_of(SMALL, method="trainable-decay")
+    setting = replace(SMALL, method="trainable-decay")
     ours = equivalence.reference(contenders.network(setting))
     theirs = peers.rebuild(contenders.network(setting), "spikingjelly").double()
     x, y = contenders.inputs(setting, ours)
@@ -107,6 +109,7 @@ def record(agrees=True):
         "ratios": compare.ratios(running, agreement),
         "left_out": {"snntorch": "it is not installed; pip install -e .[bench] brings it"},
         "load_before": 0.0,
+        "slowdown": [1.0, 1.1],
         **compare.provenance(),
     }
 
@@ -118,12 +121,12 @@ def test_ratios_are_medians_over_rounds_of_the_same_round():
 
 
 def test_no_ratio_where_outputs_differ_and_absent_peers_are_named():
-    text = show.table(record(agrees=False))
+    text = compare.text(record(agrees=False))
     line = next(line for line in text.splitlines() if line.startswith("ann "))
     assert "outputs differ" in line
     assert "2.2" not in line
     assert "snntorch: left out, it is not installed" in text
-    assert "2.25" in show.table(record())
+    assert "2.25" in compare.text(record())
 
 
 WORKER = """
@@ -179,6 +182,10 @@ def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypat
     assert [v for a, v, _ in sweep if a == "batch"] == [2, 4, 16, 64, 256]
     assert [v for a, v, _ in growth.points(infer(SMALL), ["batch"])] == [1, 4, 16, 64, 256]
     assert {s.num_steps for a, _, s in sweep if a != "num_steps"} == {2}
+    assert [v for a, v, _ in sweep if a == "width_mult"] == [0.125, 0.25, 0.5, 1.0]
+    assert [v for _, v, _ in growth.points(infer(SMALL), ["batch"], largest=20)] == [1, 4, 16, 20]
+    assert [v for _, v, _ in growth.points(SMALL, ["batch"], largest=2)] == [2]
+    assert len(growth.points(SMALL, list(growth.AXES), quick=True)) == 8
     asked = []
 
     def measured(setting, names, **options):
@@ -189,7 +196,7 @@ def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypat
 
     monkeypatch.setattr(growth, "compare", measured)
     out = tmp_path / "growth.json"
-    options = {"rounds": 1, "quick": True, "out": out, "note": lambda text: None}
+    options = {"rounds": 1, "out": out, "note": lambda text: None}
     with pytest.raises(KeyboardInterrupt):
         growth.grow(SMALL, ["num_steps"], ["native"], **options)
     assert [p["value"] for p in json.loads(out.read_text())["points"]] == [1, 2]
@@ -205,7 +212,7 @@ def test_one_real_comparison(tmp_path, capsys):
     argv += ["--quick", "--threads", "1", "--contenders", "eager", "-o", str(out)]
     assert main(argv) == 0
     found = json.loads(out.read_text())
-    assert from_dict(found["setting"]).work == "infer"
+    assert Workload.from_dict(found["setting"]).work == "infer"
     assert found["ratios"]["base"] == "eager"
     assert found["contenders"]["eager"]["agreement"]["agrees"]
     assert found["contenders"]["eager"]["timed"] >= 2
@@ -230,57 +237,42 @@ def test_mistakes_are_told_in_a_sentence(argv, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("work", "own"), [("train", "--contenders"), ("growth", "--axes"), ("active", "--rates")])
+def test_each_subcommand_has_its_own_help(work, own, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", work, "--help"])
+    said = capsys.readouterr().out
+    assert [o for o in ("--contenders", "--axes", "--rates") if o in said][-1] == own
+
+
+def test_a_busy_machine_is_told_by_a_loop_that_is_slower_than_its_best(monkeypatch):
+    assert timing.slowdowns([[2.0, 2.0], [2.0, 4.0], [1.0, 1.0]]) == [2.0, 3.0, 1.0]
+    assert timing.slowdowns([]) == []
+    one = record()
+    assert "busy" not in compare.text(one)
+    assert "took up to 1.60 times its best in 2 of 3 pauses" in compare.text({**one, "slowdown": [1.3, 1.0, 1.6]})
+    assert "busy" not in compare.text({**one, "load_before": 9.0})  # that may be the round before
+    clock = iter([0, 1, 0, 2, 0, 4, 0, 9, *(0, 4) * 7, 0, 8])
+    monkeypatch.setattr(timing, "SAMPLE_S", 4)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    loop = timing.FixedLoop(threads=2)
+    assert loop.repeats == 4  # doubled until a sample takes long enough
+    loop()
+    assert loop.seconds == [[4] * 7 + [8]]  # the first sample, 9, warms up
+    assert loop.slowdowns() == [36 / 8 / 4]
+
+
 def test_contenders_are_listed(capsys):
     assert command.run(["--list"]) == 0
     assert "spikingjelly" in capsys.readouterr().out
 
 
-def test_the_page_says_what_was_asked_what_came_and_what_is_missing(tmp_path):
-    narrow = record()
-    narrow["setting"] |= {"width_mult": 0.125, "batch": 100, "image_size": 0}
-    narrow["contenders"]["convs"] = narrow["contenders"]["native"]
-    narrow["ratios"]["of"]["convs"] = {"time": 0.8, "range": [0.75, 0.85], "peak_memory": 0.9}
-    narrow["ratios_auto"] = {
-        "base": "native+auto",
-        "of": {"ann": {"time": 1.25, "range": [1.0, 1.6], "peak_memory": 2.0}},
-    }
-    (tmp_path / "train-narrow.json").write_text(json.dumps(narrow))
-    (tmp_path / "train-full.json").write_text(json.dumps(narrow))  # of another setting than its name says
-    assert main(["bench", "page", "--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 0
-    page = (tmp_path / "page.md").read_text()
-    assert (
-        "| the same | the ANN, batch T*N | at most 0.7x its time | 0.44x (0.40 to 0.50) | **0.80x (0.62 to 1.00)** |  |"
-        in page
-    )
-    assert (
-        "| the same | its convolutions alone | at most 1.25x its time | 1.25x (1.18 to 1.33) | not measured |  |"
-        in page
-    )
-    assert "| at least 2.5x faster | not measured | not measured | not in the record, or of another setting |" in page
-    assert "| at least 1.18x faster | not measured | not measured | not in the record, or of another setting |" in page
-    assert "| at least 2.2x faster | not measured | not measured | no train-vggsnn.json |" in page
-    assert (tmp_path / "train-narrow.svg").is_file()
-
-
-def test_a_page_without_records_is_refused(tmp_path, capsys):
-    assert main(["bench", "page", "--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 2
-    assert "tools/measure_performance.sh" in capsys.readouterr().err
-    assert not (tmp_path / "page.md").exists()
-
-
-def test_the_page_shows_the_paths_of_a_trained_network(tmp_path):
-    early = [{"threshold": 0.8, "accuracy": 0.982, "mean_steps": 1.0574, "ms_per_image": 0.5}]
-    found = {"num_steps": 4, "accuracy": 0.98, "loss": 0.1, "samples": 1000, "early": early}
-    said = {
-        "results": [found],
-        "config": {"model": {"name": "cnn8", "width_mult": 0.25}, "data": "mnist5k"},
-        "threads": 2,
-        **compare.provenance(),
-    }
-    for name in ("plain", "int8", "early"):
-        (tmp_path / f"evaluate-{name}.json").write_text(json.dumps(said))
-    assert main(["bench", "page", "--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 0
-    page = (tmp_path / "page.md").read_text()
-    assert "| int8 | 98.00 % | 0.10000 | 1000 |" in page
-    assert "| 0.8 | 98.20 % | 1.057 | 0.500 |" in page
-    assert "not measured | no train-narrow.json" in page
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+@pytest.mark.parametrize(
+    ("words", "offered"), [("bench gro", "growth"), ("bench growth --ax", "--axes"), ("info --j", "--json")]
+)
+def test_completion_knows_subcommands(words, offered):
+    ask = f'COMP_WORDS=(mpd-agl {words}); COMP_CWORD={len(words.split())}; _mpd_agl; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", completion.script() + ask], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [offered]

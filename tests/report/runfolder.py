@@ -71,7 +71,7 @@ def epoch(n, steps=10):
     }
 
 
-def events(epochs=3, detail=True, monitored=True):
+def log_lines(epochs=3, detail=True, monitored=True):
     out = []
     for n in range(1, epochs + 1):
         for step in (10 * n - 9, 10 * n - 4) if monitored else ():
@@ -160,6 +160,6 @@ def changed(table, **dotted):
 def write(folder, table=None, lines=None, tail=b""):
     folder.mkdir(parents=True)
     folder.joinpath("record.json").write_text(json.dumps(table or record(folder.name)))
-    text = "".join(json.dumps(e) + "\n" for e in (events() if lines is None else lines))
+    text = "".join(json.dumps(e) + "\n" for e in (log_lines() if lines is None else lines))
     folder.joinpath("metrics.jsonl").write_bytes(text.encode() + tail)
     return folder

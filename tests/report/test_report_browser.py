@@ -1,19 +1,14 @@
 """The page in a real browser (chromium, headless, every name unresolvable); skipped where there is none."""
 
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from mpd_agl.report import build_page, read_run
-
-spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
+from tests.report import runfolder as made
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")

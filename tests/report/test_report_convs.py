@@ -1,14 +1,8 @@
 """The section on skipping zeros: a dot and a row per layer, sums that can be checked by hand."""
 
-import importlib.util
-from pathlib import Path
-
 from mpd_agl.report import read_run
 from mpd_agl.report.convs import convs
-
-spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
+from tests.report import runfolder as made
 
 
 def choice(taken, rate, dense, other, lists=0.0):

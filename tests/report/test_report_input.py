@@ -1,17 +1,11 @@
 """Bad records: one sentence each, and never a page that claims more than there is."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.report import build_page, check_comparable, read_run
-
-spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
+from tests.report import runfolder as made
 
 
 def test_another_versions_record(tmp_path):
@@ -21,12 +15,12 @@ def test_another_versions_record(tmp_path):
 
 
 def test_another_versions_metrics(tmp_path):
-    lines = made.events()
+    lines = made.log_lines()
     del lines[0]["layers"]["conv2"]["exact_var_T"]
-    with pytest.raises(InputError, match="another version's: monitor event's exact_var_T is missing"):
+    with pytest.raises(InputError, match="another version's: monitor line's exact_var_T is missing"):
         read_run(made.write(tmp_path / "a", lines=lines))
-    lines = [{k: v for k, v in e.items() if k != "test_loss"} for e in made.events()]
-    with pytest.raises(InputError, match="epoch event's test_loss is missing"):
+    lines = [{k: v for k, v in e.items() if k != "test_loss"} for e in made.log_lines()]
+    with pytest.raises(InputError, match="epoch line's test_loss is missing"):
         read_run(made.write(tmp_path / "b", lines=lines))
     table = made.record()
     del table["config"]["model"]["v_th"]
@@ -47,7 +41,7 @@ def test_missing_run_and_missing_files(tmp_path, capsys):
 
 
 def test_torn_metrics_are_told_and_not_used(tmp_path):
-    lines = made.events(monitored=False)
+    lines = made.log_lines(monitored=False)
     whole = made.write(tmp_path / "whole", lines=lines)
     torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"event": "epoch", "epo')
     run = read_run(torn)
@@ -66,7 +60,7 @@ def test_torn_metrics_are_told_and_not_used(tmp_path):
 
 def test_unfinished_run_says_so(tmp_path):
     table = made.changed(made.record(), status="running", final=None, energy=None, config__train__epochs=9)
-    lines = made.events(monitored=False)
+    lines = made.log_lines(monitored=False)
     run = read_run(made.write(tmp_path / "a", table, lines, tail=b'{"ev'))
     assert not run.finished
     page = build_page([run]).decode()
@@ -80,7 +74,7 @@ def test_unfinished_run_says_so(tmp_path):
 
 
 def test_no_finished_epoch(tmp_path):
-    run = made.write(tmp_path / "a", made.record(final=None, status="stopped"), made.events()[:1])
+    run = made.write(tmp_path / "a", made.record(final=None, status="stopped"), made.log_lines()[:1])
     with pytest.raises(InputError, match=r"has no finished epoch yet.*--resume"):
         read_run(run)
 
@@ -92,7 +86,7 @@ def test_record_and_metrics_must_agree(tmp_path):
     with pytest.raises(InputError, match="tell different results for epoch 2"):
         read_run(made.write(tmp_path / "b", made.record(epochs=2)))
     with pytest.raises(InputError, match="of more than one run"):
-        read_run(made.write(tmp_path / "c", lines=[*made.events(), *made.events()]))
+        read_run(made.write(tmp_path / "c", lines=[*made.log_lines(), *made.log_lines()]))
 
 
 def test_mixed_data_is_refused(tmp_path, capsys):
@@ -110,7 +104,7 @@ def test_mixed_data_is_refused(tmp_path, capsys):
 
 
 def test_places_that_cannot_be_written(tmp_path, capsys):
-    run = made.write(tmp_path / "a", lines=made.events(monitored=False))
+    run = made.write(tmp_path / "a", lines=made.log_lines(monitored=False))
     assert main(["report", str(run), "-o", str(tmp_path)]) == 2
     assert "is a folder. Name a file" in capsys.readouterr().err
     assert main(["report", str(run), "-o", str(tmp_path / "no" / "x.html")]) == 2

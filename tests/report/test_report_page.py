@@ -1,11 +1,9 @@
 """The page: what is on it, that it is the same bytes, that it asks for nothing and runs nothing."""
 
-import importlib.util
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +11,7 @@ from mpd_agl.cli import main
 from mpd_agl.report import build_page, read_run
 from mpd_agl.report.page import sections
 from mpd_agl.report.scores import scores
-
-spec = importlib.util.spec_from_file_location("report_runfolder", Path(__file__).with_name("runfolder.py"))
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
+from tests.report import runfolder as made
 
 PANELS = [
     *("loss", "accuracy", "kappa-t1", "kappa-t2", "available-t1", "available-t2", "available-t3"),
@@ -143,7 +138,7 @@ def test_names_are_inert(tmp_path):
 def test_comparison(tmp_path, few_figures):
     seeds = [made.changed(made.record(f"s{s}"), config__seed=s) for s in range(3)]
     seeds[2] = made.changed(seeds[2], config__method="lsg", final__test_accuracy=0.95)
-    lines = made.events(detail=False)
+    lines = made.log_lines(detail=False)
     other = [*lines[:-1], {**lines[-1], "test_accuracy": 0.95}]
     runs = [made.write(tmp_path / f"r{i}", t, other if i == 2 else lines) for i, t in enumerate(seeds)]
     data = build_page([read_run(r) for r in runs])
@@ -161,17 +156,17 @@ def test_ann_and_unmonitored_runs_say_what_is_missing(tmp_path):
     ann = made.write(
         tmp_path / "ann",
         made.changed(made.record("ann"), config__model__ann=True, energy=None),
-        made.events(monitored=False),
+        made.log_lines(monitored=False),
     )
     assert "an ANN has no membrane" in Page(build_page([read_run(ann)])).text
-    bare = made.write(tmp_path / "bare", lines=made.events(detail=False))
+    bare = made.write(tmp_path / "bare", lines=made.log_lines(detail=False))
     text = Page(build_page([read_run(bare)])).text
     assert "No membrane histograms" in text
     assert "recorded no channels, only layer means" in text
 
 
 def test_warnings_tell_whether_they_still_stand(tmp_path, few_figures):
-    lines = made.events(detail=False)
+    lines = made.log_lines(detail=False)
     for s in lines[3:]:
         if s["event"] == "monitor":
             s["layers"]["conv2"]["rate_T"] = [0.0] * 3
@@ -203,8 +198,8 @@ def test_command_writes_page_and_figures(one, tmp_path, capsys, few_figures):
 
 
 def test_a_real_run_has_all_that_the_page_shows(tmp_path, capsys):
-    tiny = "--model.name cnn8 --model.width_mult 0.03125 --data.name mnist5k --data.train-samples 24 --data.test-samples 20"
-    loop = "--train.epochs 1 --train.batch-size 12 --train.threads 1 --monitor.every 1 --name real --quiet --runs-dir"
+    tiny = "--model.name cnn8 --model.width_mult 0.03125 --data.train-samples 24 --data.test-samples 20"
+    loop = "--data.name mnist5k --train.epochs 1 --train.batch-size 12 --train.threads 1 --monitor.every 1 --name real --quiet --runs-dir"
     assert main(["train", *tiny.split(), *loop.split(), str(tmp_path)]) == 0
     run = read_run(tmp_path / "real")
     assert len(run.detailed) == len(run.snapshots) == 2

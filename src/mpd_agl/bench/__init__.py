@@ -1,1 +1,1 @@
-"""Contenders side by side: the same weights and inputs, one process each, alternating rounds; ratios only where the outputs equivalence."""
+"""Contenders side by side on the same weights and inputs; a ratio is given only where their outputs agree."""

@@ -1,4 +1,4 @@
-"""A whole network at given firing rates: event-driven, dense, and what stands beside it, in inference and in a training step."""
+"""A whole network at given firing rates, in inference and in a training step: event-driven, dense, its ANN, a peer."""
 
 import copy
 import statistics
@@ -11,57 +11,59 @@ from torch.nn import functional as F
 
 from mpd_agl.bench import contenders, equivalence, peers
 from mpd_agl.bench.active_layers import relative
-from mpd_agl.bench.alternate import alternate, over
-from mpd_agl.bench.compare import Note
+from mpd_agl.bench.compare import Note, remarks
 from mpd_agl.bench.equivalence import Agreement
-from mpd_agl.bench.firing_rates import impose
-from mpd_agl.bench.setting import Setting, from_dict
-from mpd_agl.models import Network, create_model
+from mpd_agl.bench.firing_rates import impose_rates
+from mpd_agl.bench.timing import alternate, over
+from mpd_agl.bench.workload import Workload
+from mpd_agl.models import Network
 from mpd_agl.nn import event_layers, fold
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import build_optimizer
 
 OURS = "auto"
 CONV_OF = {OURS: "auto", "event-driven everywhere": "event", "dense": "dense"}
-ANN, CONV_IMPLS, PEER = "ANN, batch N", "dense convolutions alone", "SpikingJelly"
-ORDER = (*CONV_OF, ANN, CONV_IMPLS, PEER)
+ANN, CONVS_ALONE, PEER = "ANN, batch N", "dense convolutions alone", "SpikingJelly"
+ORDER = (*CONV_OF, ANN, CONVS_ALONE, PEER)
 MOST_OFF = 1e-5
-"""Of a layer against its dense self, on the input that flows in the timed network."""
+"""How far a layer may be from its dense self on what flows in the timed network, relative to the largest value."""
 Work = Callable[[], Any]
 
 
-def measure(setting: Setting, wanted: Mapping[str, float], rounds: int, note: Note) -> dict[str, Any]:
-    """Check and time the contenders of inference (`infer`) or of a training step (`train`); ratios to ours with `auto`."""
-    training, left_out = setting.work == "train", {}
-    base = network(setting, "dense")
-    x, y = contenders.inputs(setting, base)
-    imposed = impose(base, x, wanted)
+def measure(
+    workload: Workload, wanted: Mapping[str, float], rounds: int, pause: Callable[[], None], note: Note
+) -> dict[str, Any]:
+    """Check and time the contenders of the workload; ratios to ours with `auto`."""
+    training, left_out = workload.work == "train", {}
+    base = contenders.create(workload, conv_impl="dense")
+    x, y = contenders.inputs(workload, base)
+    imposed = impose_rates(base, x, wanted)
     base.train(training)
-    nets: dict[str, nn.Module] = {name: _ours(setting, conv, base) for name, conv in CONV_OF.items()}
+    nets: dict[str, nn.Module] = {name: ours(workload, conv_impl, base) for name, conv_impl in CONV_OF.items()}
     agreement: dict[str, Agreement] = {}
     if training:
-        if why := contenders.why_not("spikingjelly", setting):
+        if why := contenders.why_not("spikingjelly", workload):
             left_out[PEER] = why
         else:
             nets[PEER] = peers.rebuild(base, "spikingjelly")
         works = {name: step(net, x, y) for name, net in nets.items()}
-        works[CONV_IMPLS] = contenders.convolutions_of(copy.deepcopy(base), x, train=True)
-        agreement[CONV_IMPLS] = Agreement(True, "a bound, not a network: it has no outputs")
+        works[CONVS_ALONE] = contenders.convolutions_of(copy.deepcopy(base), x, train=True)
+        agreement[CONVS_ALONE] = contenders.NO_OUTPUTS
     else:
         works = {name: answer(net, x) for name, net in nets.items()}
-        works[ANN] = answer(contenders.timed_network("ann", setting), x[0] if setting.frames else x)
-        agreement[ANN] = Agreement(True, "another function (ReLU): the same layers and inputs")
+        works[ANN] = answer(contenders.timed_network("ann", workload), x[0] if workload.frames else x)
+        agreement[ANN] = contenders.RELU
     note("the reference in float64")
     agrees_with = Reference(base, x)
     for name, net in nets.items():
         note(f"{name}: checking that it computes the same")
-        works[name]()  # `auto` chooses on the batch that is timed
+        works[name]()  # `auto` chooses now, on the batch that is timed
         agreement[name] = agrees_with.check(net)
     note(f"{rounds} rounds")
-    times = alternate(works, rounds)
+    times = alternate(works, rounds, pause)
     agrees = {name: agreement[name].agrees and agreement[OURS].agrees for name in times}
     return {
-        "setting": setting.to_dict(),
+        "setting": workload.to_dict(),
         "rounds": rounds,
         "contenders": {
             name: {"ms": statistics.median(t), "spread_ms": [min(t), max(t)], "agreement": agreement[name].to_dict()}
@@ -76,18 +78,11 @@ def measure(setting: Setting, wanted: Mapping[str, float], rounds: int, note: No
     }
 
 
-def network(setting: Setting, conv: str) -> Network:
-    """The setting's network from its seed."""
-    torch.manual_seed(0)
-    size = {"image_size": setting.image_size} if setting.image_size else {}
-    made = {"width_mult": setting.width_mult, "num_steps": setting.num_steps, "method": setting.method}
-    return create_model(setting.model, conv=conv, **made, **size)
-
-
-def _ours(setting: Setting, conv: str, base: Network) -> Network:
-    net = network(setting, conv)
+def ours(workload: Workload, conv_impl: str, base: Network) -> Network:
+    """Our network with the base's weights and another way to convolve; folded for inference."""
+    net = contenders.create(workload, conv_impl=conv_impl)
     net.load_state_dict(base.state_dict())
-    return net.train() if setting.work == "train" else fold(net.eval())
+    return net.train() if workload.work == "train" else fold(net.eval())
 
 
 def answer(net: nn.Module, x: Tensor) -> Work:
@@ -101,7 +96,7 @@ def answer(net: nn.Module, x: Tensor) -> Work:
 
 
 def step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
-    """A training step whose learning rate is 0, so that rates stay as they are."""
+    """A training step whose learning rate is 0, so that the firing rates stay as they are."""
     optimizer = build_optimizer(net, OptimConfig())
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -125,9 +120,10 @@ class Reference:
         self.calls = equivalence.calls(self.net, self.few)
 
     def check(self, net: nn.Module) -> Agreement:
-        """Blocks against float64 on equal inputs, and event-driven layers against their dense selves on what flows through them.
+        """Compare blocks with float64 on equal inputs, and event-driven layers with their dense selves.
 
-        Whole networks may differ: a spike at the threshold flips others.
+        The outputs of whole networks are not compared: one spike at the threshold that rounds the other way flips
+        others behind it.
         """
         is_peer = any(isinstance(m, peers.PeerBlock) for m in net.modules())
         found = contenders.against(self.net, self.calls, copy.deepcopy(net), self.few, whole=is_peer)
@@ -158,7 +154,7 @@ def layers_off(net: nn.Module, x: Tensor) -> tuple[float, str]:
 
 
 def ordered(part: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The contenders, ours first; JSON sorts them by name."""
+    """The contenders, ours first. A record has them sorted by name."""
     return sorted(part["contenders"].items(), key=lambda item: ORDER.index(item[0]))
 
 
@@ -166,7 +162,7 @@ def text(part: dict[str, Any]) -> str:
     """Every contender in a line; no ratio for one whose outputs differ."""
     of = part["ratios"]["of"]
     lines = [
-        f"{from_dict(part['setting']).title}; {part['rounds']} rounds, medians (least - most)",
+        f"{Workload.from_dict(part['setting']).title}; {part['rounds']} rounds, medians (least - most)",
         f"{'contender':28}{'time / ours':>15}{'':17}{'ms':>10}",
     ]
     for name, c in ordered(part):
@@ -176,8 +172,4 @@ def text(part: dict[str, Any]) -> str:
             least, most = of[name]["range"]
             ratio = f"{of[name]['time']:15.2f}{f'  ({least:.2f} - {most:.2f})':17}"
         lines.append(f"{name:28}{ratio}{c['ms']:10.1f}  ({low:.1f} - {high:.1f})")
-    for name, c in ordered(part):
-        if not c["agreement"]["agrees"]:
-            lines.append(f"{name}: no ratio, its outputs are not ours ({c['agreement']['how']})")
-    lines += [f"{name}: left out, {why}" for name, why in part["left_out"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *remarks(part)])

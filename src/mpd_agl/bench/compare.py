@@ -1,4 +1,4 @@
-"""Contenders side by side: a process each, checked first, then timed in alternating rounds; the record of it."""
+"""Contenders side by side: a process each, checked first, then timed in alternating rounds; the record and its text."""
 
 import json
 import os
@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from mpd_agl import records
 from mpd_agl.bench.contenders import CONTENDERS, UNCHECKED, check, why_not
-from mpd_agl.bench.setting import Setting
+from mpd_agl.bench.timing import FixedLoop, busy, over
+from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import InputError
 
 AUTO = "native+auto"
@@ -32,13 +34,13 @@ class Process:
     last: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, count: int) -> str:
-        """Time so many units of work; why it could not, if the process failed or died."""
+        """Time so many units of work. Returns why it could not if the process failed or died, else ""."""
         assert self.child.stdin is not None
         try:
             self.child.stdin.write(f"{count}\n")
             self.child.stdin.flush()
         except BrokenPipeError:
-            pass  # it has died, and what it said last tells why
+            pass  # the process has died; its last line, or its exit code, tells why
         answer = hear(self.child)
         if "error" in answer:
             return str(answer["error"])
@@ -55,15 +57,15 @@ class Process:
             self.child.communicate()
 
 
-def start(name: str, setting: Setting, what: str) -> "subprocess.Popen[str]":
+def start(name: str, workload: Workload, what: str) -> "subprocess.Popen[str]":
     """A contender's process."""
-    command = [sys.executable, "-m", "mpd_agl.bench.worker", name, json.dumps(setting.to_dict()), what]
+    command = [sys.executable, "-m", "mpd_agl.bench.worker", name, json.dumps(workload.to_dict()), what]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
 def hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The next line of a contender, which may be an error."""
+    """The next line that a contender says; it may be an error."""
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
@@ -73,58 +75,69 @@ def hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def compare(
-    setting: Setting, names: Sequence[str], *, rounds: int = 5, quick: bool = False, note: Note
+    workload: Workload, names: Sequence[str], *, rounds: int = 5, quick: bool = False, note: Note
 ) -> dict[str, Any]:
     """Check, time in alternating rounds, and give the record: medians, spread, ratios to the first of ours."""
-    left_out = {name: why for name in names if (why := why_not(name, setting))}
+    if find_spec("resource") is None:
+        raise InputError("this system does not tell a process's peak memory as Unix does. Use `mpd-agl bench active`.")
+    left_out = {name: why for name in names if (why := why_not(name, workload))}
     agreement: dict[str, dict[str, Any]] = {}
     running: dict[str, Process] = {}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     try:
         for name in (n for n in names if n not in left_out):
-            if name in UNCHECKED:
-                answer = check(name, setting).to_dict()
+            found, process = prepare(name, workload, note)
+            if process is None:
+                left_out[name] = found["error"]
             else:
-                note(f"{name}: checking that it computes the same")
-                answer = once(start(name, setting, "check"))
-            if "error" in answer:
-                left_out[name] = answer["error"]
-                continue
-            agreement[name] = answer
-            slow = "compiling, the first step takes a while" if "compiled" in name else "starting"
-            note(f"{name}: {slow}")
-            process = Process(name, start(name, setting, "time"))
-            process.ready = hear(process.child)
-            if "error" in process.ready:
-                left_out[name] = process.ready["error"]
-                process.close()
-                continue
-            running[name] = process
+                agreement[name], running[name] = found, process
         seconds = QUICK_ROUND_S if quick else ROUND_S
         units = {}
         for name in ask_all(running, dict.fromkeys(running, 1), left_out):
             units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
+        loop = FixedLoop(workload.threads)
         for number in range(1, rounds + 1):
             note(f"round {number} of {rounds}")
+            loop()
             ask_all(running, units, left_out)
+        loop()
     finally:
         for process in running.values():
             process.close()
     return {
-        "what": f"mpd-agl bench {setting.work}",
-        "setting": setting.to_dict(),
+        "what": f"mpd-agl bench {workload.work}",
+        "setting": workload.to_dict(),
         "rounds": rounds,
-        "contenders": {n: summary(p, setting.batch, agreement[n]) for n, p in running.items()},
+        "contenders": {n: summary(p, workload.batch, agreement[n]) for n, p in running.items()},
         "ratios": ratios(running, agreement),
         "ratios_auto": ratios(running, agreement, AUTO) if AUTO in running else None,
         "left_out": left_out,
         **provenance(),
         "load_before": load,
+        "slowdown": loop.slowdowns(),
     }
 
 
+def prepare(name: str, workload: Workload, note: Note) -> tuple[dict[str, Any], Process | None]:
+    """Check a contender and start it: its agreement and its process, or its error and None."""
+    if name in UNCHECKED:
+        found = check(name, workload).to_dict()
+    else:
+        note(f"{name}: checking that it computes the same")
+        found = once(start(name, workload, "check"))
+    if "error" in found:
+        return found, None
+    note(f"{name}: {'compiling, the first step takes a while' if 'compiled' in name else 'starting'}")
+    process = Process(name, start(name, workload, "time"))
+    process.ready = hear(process.child)
+    if "error" in process.ready:
+        process.close()
+        return process.ready, None
+    return found, process
+
+
 def ask_all(running: dict[str, Process], units: dict[str, int], left_out: dict[str, str]) -> list[str]:
-    """One round in turn: a contender that dies in it is left out with its reason, and the others go on; who is left."""
+    """One round: each contender in turn. One that dies is left out with its reason; returns the names of the others."""
     for name in list(running):
         if why := running[name].ask(units[name]):
             running.pop(name).close()
@@ -161,20 +174,14 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
 
 
 def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "native") -> dict[str, Any]:
-    """Each contender's time over the base's, round by round: the median and the range; only where outputs equivalence."""
+    """Each contender's time over the base's, round by round: the median and the range; None where outputs differ."""
     base = base if base in running else next(iter(running))
     per_round = {n: [statistics.median(times) for times in p.rounds] for n, p in running.items()}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict.fromkeys(running)
     for name, process in running.items():
-        if not (agreement[name]["agrees"] and agreement[base]["agrees"]):
-            found[name] = None
-            continue
-        each = [a / b for a, b in zip(per_round[name], per_round[base], strict=True)]
-        found[name] = {
-            "time": statistics.median(each),
-            "range": [min(each), max(each)],
-            "peak_memory": process.last["peak"] / running[base].last["peak"],
-        }
+        if agreement[name]["agrees"] and agreement[base]["agrees"]:
+            memory = process.last["peak"] / running[base].last["peak"]
+            found[name] = {**over(per_round[name], per_round[base]), "peak_memory": memory}
     return {"base": base, "of": found}
 
 
@@ -187,3 +194,33 @@ def provenance() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     return {"code": records.code(), "versions": versions, "hardware": records.hardware()}
+
+
+def text(record: dict[str, Any]) -> str:
+    """Every contender in a line, ratios first; no ratio for one whose outputs differ."""
+    base, of = record["ratios"]["base"], record["ratios"]["of"]
+    lines = [
+        f"{Workload.from_dict(record['setting']).title}; {record['rounds']} rounds, medians (least - most)",
+        f"{'contender':17}{'time / ' + base:>15}{'':15}{'peak / ' + base:>15}"
+        f"{'ms/image':>10}{'':19}{'peak MB':>9}{'step MB':>9}",
+    ]
+    for name, c in record["contenders"].items():
+        ratio = of[name]
+        first = f"{ratio['time']:15.2f}{_range(ratio['range'], 15)}" if ratio else f"{'outputs differ':>15}{'':15}"
+        memory = f"{ratio['peak_memory']:15.2f}" if ratio else f"{'':15}"
+        lines.append(
+            f"{name:17}{first}{memory}{c['ms_per_image']:10.3f}{_range(c['spread'], 19)}"
+            f"{c['peak_bytes'] / 1e6:9.0f}{c['step_bytes'] / 1e6:9.0f}"
+        )
+    return "\n".join(filter(None, [*lines, *remarks(record), busy(record)]))
+
+
+def remarks(record: dict[str, Any]) -> list[str]:
+    """Why contenders have no ratio or were left out, a line each."""
+    found = {n: c["agreement"] for n, c in record["contenders"].items()}
+    lines = [f"{n}: no ratio, its outputs are not ours ({a['how']})" for n, a in found.items() if not a["agrees"]]
+    return lines + [f"{name}: left out, {why}" for name, why in record["left_out"].items()]
+
+
+def _range(pair: list[float], width: int) -> str:
+    return f"{f'  ({pair[0]:.2f} - {pair[1]:.2f})':<{width}}"

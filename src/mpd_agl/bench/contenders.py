@@ -1,8 +1,8 @@
-"""Who runs: each contender as a function that does one unit of work, everything made from one seed, in the contender's best setting."""
+"""Who runs: each contender as a function that does one unit of work, made from one seed, in its best setting."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mpd_agl.bench import equivalence, peers
 from mpd_agl.bench.equivalence import Agreement
-from mpd_agl.bench.setting import Setting
+from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import unknown_name
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network, create_model
@@ -37,9 +37,7 @@ CONTENDERS = {
     c.name: c
     for c in (
         Contender("native", "ours, C++ kernels; inference with tdBN folded"),
-        Contender(
-            "native+auto", "ours with conv=auto: each pass of a convolution dense, event-driven or in Winograd's form"
-        ),
+        Contender("native+auto", "ours with conv_impl=auto: each pass dense, event-driven or in Winograd's form"),
         Contender("compiled", "ours through torch.compile; inference as one graph, tdBN folded"),
         Contender("eager", "ours in plain PyTorch; inference with tdBN folded"),
         Contender("native+recompute", "ours, stages computed again in the backward pass", works=("train",)),
@@ -52,95 +50,90 @@ CONTENDERS = {
     )
 }
 OPTIONS: dict[str, dict[str, Any]] = {"": {}, "recompute": {"recompute": True}, "auto": {"conv_impl": "auto"}}
-"""What stands behind the + of a name."""
+"""Options of the network, by what stands behind the + of a contender's name."""
 UNCHECKED = ("ann", "convs")
-"""Not our function: nothing to compare."""
-DEFAULT = {
-    "train": ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager"),
-    "infer": ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager"),
-}
+"""They compute another function, so there is nothing to compare."""
+DEFAULT = ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager")
+NO_OUTPUTS = Agreement(True, "a bound, not a network: it has no outputs")
+RELU = Agreement(True, "another function (ReLU): the same layers and inputs")
 
 
-def why_not(name: str, setting: Setting) -> str:
-    """Why a contender is left out here; "" where it runs."""
+def why_not(name: str, workload: Workload) -> str:
+    """Why a contender cannot run here; "" if it can."""
     if name not in CONTENDERS:
         raise unknown_name("contender", name, CONTENDERS)
     contender = CONTENDERS[name]
-    if setting.work not in contender.works:
-        return f"it is no contender of bench {setting.work}"
+    if workload.work not in contender.works:
+        return f"it is no contender of bench {workload.work}"
     if contender.package and find_spec(contender.package) is None:
         return "it is not installed; pip install -e .[bench] brings it"
     backend = "compiled" if "compiled" in name else name.partition("+")[0].partition("-")[0]
     return backends_here().get(backend, "")
 
 
-def inputs(setting: Setting, net: Network) -> tuple[Tensor, Tensor]:
+def inputs(workload: Workload, net: Network) -> tuple[Tensor, Tensor]:
     """Images, or T frames, and labels; channels_last."""
     o = net.options
     generator = torch.Generator().manual_seed(1)
-    shape = (setting.batch, o.in_channels, o.image_size, o.image_size)
-    x = torch.randn((setting.num_steps, *shape) if setting.frames else shape, generator=generator)
-    y = torch.randint(0, o.num_classes, (setting.batch,), generator=generator)
-    return (x if setting.frames else x.contiguous(memory_format=torch.channels_last)), y
+    shape = (workload.batch, o.in_channels, o.image_size, o.image_size)
+    x = torch.randn((workload.num_steps, *shape) if workload.frames else shape, generator=generator)
+    y = torch.randint(0, o.num_classes, (workload.batch,), generator=generator)
+    return (x if workload.frames else x.contiguous(memory_format=torch.channels_last)), y
 
 
-def network(setting: Setting, **options: Any) -> Network:
-    """The network from its seed; for inference with running statistics of a batch, so that neurons fire as in a trained one."""
+def create(workload: Workload, **options: Any) -> Network:
+    """The workload's network from its seed."""
     torch.manual_seed(0)
-    size = {"image_size": setting.image_size} if setting.image_size else {}
-    made = {"width_mult": setting.width_mult, "num_steps": setting.num_steps, "method": setting.method}
-    net = create_model(setting.model, **made, **size, **{"backend": "eager", **options}).train()
-    if setting.work == "infer":
-        norms = [m for m in net.modules() if isinstance(m, TdBatchNorm | nn.BatchNorm1d | nn.BatchNorm2d)]
-        for norm in norms:
-            norm.momentum = 1.0
-        x = inputs(setting_of(setting, batch=8), net)[0]
-        with torch.no_grad():
-            net(x)
-        for norm in norms:
-            norm.momentum = 0.1
-        net.eval()
-    for module in net.modules():
-        if hasattr(module, "backend"):
-            module.backend = options.get("backend", "eager")
-    return net
+    size = {"image_size": workload.image_size} if workload.image_size else {}
+    made = {"width_mult": workload.width_mult, "num_steps": workload.num_steps, "method": workload.method}
+    return create_model(workload.model, **made, **size, **options)
 
 
-def setting_of(setting: Setting, **changes: Any) -> Setting:
-    """A copy with some fields changed."""
-    return Setting(**{**setting.to_dict(), **changes})
+def network(workload: Workload, **options: Any) -> Network:
+    """The network in the workload's mode; for inference with running statistics of a batch, so that neurons fire."""
+    net = create(workload, **{"backend": "eager", **options}).train()
+    if workload.work == "train":
+        return net
+    norms = [m for m in net.modules() if isinstance(m, TdBatchNorm | nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        net(inputs(replace(workload, batch=8), net)[0])
+    for norm in norms:
+        norm.momentum = 0.1
+    return net.eval()
 
 
-def timed_network(name: str, setting: Setting) -> nn.Module:
+def timed_network(name: str, workload: Workload) -> nn.Module:
     """The network as it is timed."""
     if name.startswith("ann"):
-        net = network(setting, ann=True)
-        ann = fold(net) if setting.work == "infer" else net
+        net = network(workload, ann=True)
+        ann = fold(net) if workload.work == "infer" else net
         return torch.compile(ann, dynamic=False) if name == "ann-compiled" else ann  # type: ignore[return-value]
     if name in peers.PEERS:
-        return peers.rebuild(network(setting), name)
+        return peers.rebuild(network(workload), name)
     backend, _, option = name.partition("+")
-    net = network(setting, backend=backend.partition("-")[0], **OPTIONS[option])
+    net = network(workload, backend=backend.partition("-")[0], **OPTIONS[option])
     if option == "auto":
-        net.load_state_dict(network(setting).state_dict())  # running statistics to the bit
+        net.load_state_dict(network(workload).state_dict())  # the same running statistics, to the bit
         for layer in event_layers(net).values():
-            layer.choose("auto")  # on the batch that is timed
-    if setting.work == "train" or name == "native-unfolded":
+            layer.choose("auto")  # forget the small batch: choose again on the one that is timed
+    if workload.work == "train" or name == "native-unfolded":
         return net
     folded = fold(net)
     return torch.compile(folded, dynamic=False) if name == "compiled" else folded  # type: ignore[return-value]
 
 
-def build(name: str, setting: Setting) -> Callable[[], float]:
-    """A function that does one unit of work and gives its loss (0 where there is none)."""
+def build(name: str, workload: Workload) -> Callable[[], float]:
+    """A function that does one unit of work and returns its loss, or 0 where there is none."""
     if name == "convs":
-        return convolutions(setting)
-    net = timed_network(name, setting)
-    x, y = inputs(setting, net)  # type: ignore[arg-type]
+        return convolutions(workload)
+    net = timed_network(name, workload)
+    x, y = inputs(workload, net)  # type: ignore[arg-type]
     if name.startswith("ann"):
-        x = (x if setting.frames else x.unsqueeze(0).expand(setting.num_steps, *x.shape)).flatten(0, 1)
-        x, y = x.contiguous(memory_format=torch.channels_last), y.repeat(setting.num_steps)
-    if setting.work == "infer":
+        x = (x if workload.frames else x.unsqueeze(0).expand(workload.num_steps, *x.shape)).flatten(0, 1)
+        x, y = x.contiguous(memory_format=torch.channels_last), y.repeat(workload.num_steps)
+    if workload.work == "infer":
 
         def answer() -> float:
             with torch.no_grad():
@@ -162,14 +155,14 @@ def build(name: str, setting: Setting) -> Callable[[], float]:
     return step
 
 
-def convolutions(setting: Setting) -> Callable[[], float]:
-    """Every convolution on inputs of its own size, forward and (in training) backward; nothing else."""
-    net = network(setting, backend="auto")
-    return convolutions_of(net, inputs(setting, net)[0], train=setting.work == "train")
+def convolutions(workload: Workload) -> Callable[[], float]:
+    """Every convolution on inputs of its own size, forward and in training also backward; nothing else."""
+    net = network(workload, backend="auto")
+    return convolutions_of(net, inputs(workload, net)[0], train=workload.work == "train")
 
 
 def convolutions_of(net: Network, x: Tensor, *, train: bool) -> Callable[[], float]:
-    """The convolutions of this network, on what flows into them."""
+    """The convolutions of this network alone, each on what flows into it."""
     seen: list[tuple[nn.Conv2d, Tensor]] = []
     handles = [
         m.register_forward_hook(lambda m, i, o: seen.append((m, i[0].detach())))
@@ -223,30 +216,34 @@ def _quickest(run: Callable[[], None]) -> float:
     return min(times[1:])
 
 
-def check(name: str, setting: Setting) -> Agreement:
+def check(name: str, workload: Workload) -> Agreement:
     """Whether a contender computes what the others do, on a few samples with the weights that are timed."""
-    few = setting_of(setting, batch=min(CHECKED_SAMPLES, setting.batch))
+    few = replace(workload, batch=min(CHECKED_SAMPLES, workload.batch))
     if name == "convs":
-        return Agreement(True, "a bound, not a network: it has no outputs")
-    if name.startswith("ann"):
-        how = "another function (ReLU): the same layers and inputs"
-        if name == "ann":
-            return Agreement(True, how)
+        return NO_OUTPUTS
+    if name == "ann":
+        return RELU
+    if name == "ann-compiled":
         plain, compiled = timed_network("ann", few), timed_network(name, few)
         x = inputs(few, plain)[0]  # type: ignore[arg-type]
-        return logits_agree(plain, compiled, x if setting.frames else x.unsqueeze(0), f"{how}; its logits eagerly")
+        x = x if workload.frames else x.unsqueeze(0)
+        return equivalence.logits_agree(plain, compiled, x, rtol=1e-4, how=f"{RELU.how}; its logits eagerly")
     ours = equivalence.reference(network(few))
     x, _ = inputs(few, ours)
-    if name == "compiled" and setting.work == "infer":
+    if name == "compiled" and workload.work == "infer":
         whole = torch.compile(fold(ours), dynamic=False)
-        return equivalence.logits_agree(ours, whole, x.double(), rtol=1e-9, how="logits in float64")  # type: ignore[arg-type]
+        how = "logits in float64"
+        return equivalence.logits_agree(ours, whole, x.double(), rtol=1e-9, how=how)  # type: ignore[arg-type]
     return against(ours, equivalence.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
 
 
 def against(
     ours: Network, found: dict[str, equivalence.Call], theirs: nn.Module, x: Tensor, *, whole: bool
 ) -> Agreement:
-    """Whether a contender, which is used up, fires where the reference does; `whole`: and has its logits in float64."""
+    """Whether a contender fires where the reference does and, if `whole`, has its logits in float64.
+
+    The contender is changed to float64 for that: time another one.
+    """
     result = equivalence.blocks_agree(found, theirs, ours.options.v_th)
     if not (result.agrees and whole):
         return result
@@ -254,8 +251,3 @@ def against(
     peers.reset(theirs)
     logits = equivalence.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
     return Agreement(logits.agrees, logits.how, result.differ, result.worst)
-
-
-def logits_agree(plain: nn.Module, compiled: nn.Module, x: Tensor, how: str) -> Agreement:
-    """An ANN against its compiled self, in float32."""
-    return equivalence.logits_agree(plain, compiled, x, rtol=1e-4, how=how)

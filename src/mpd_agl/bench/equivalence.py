@@ -1,8 +1,9 @@
-"""Do the contenders compute the same function? Checked before a ratio is printed.
+"""Do the contenders compute the same function? This is checked before a ratio is printed.
 
-Every block of a contender is handed the inputs that the reference, plain PyTorch in float64, has at that place. Its spikes must be the
-reference's: a neuron may differ only where the reference's potential is within `NEAR` of the threshold, at the first step that differs.
-That is what float32 rounding can do, and all it can do. A peer's whole network must moreover give our logits in float64.
+Every block of a contender gets the inputs that the reference, plain PyTorch in float64, has at that place. It must fire
+where the reference does. Rounding to float32 can only flip a neuron whose potential is next to the threshold, so at the
+first step at which a neuron differs the reference's potential must be within `NEAR` of it. A peer's whole network must
+moreover give our logits in float64.
 """
 
 import copy
@@ -17,7 +18,7 @@ from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
 
 NEAR = 1e-4
-"""Of a potential to v_th = 0.5; float32 rounding of the largest layers stays under a tenth of it."""
+"""Distance of a potential from v_th = 0.5; float32 rounding of the largest layers stays under a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Agreement:
     agrees: bool
     how: str
     differ: float | None = None
-    """Share of spikes that differ, all of them within `NEAR` of the threshold; or the largest relative difference of outputs."""
+    """Share of spikes that differ, or the largest relative difference of outputs where those were compared."""
     worst: float | None = None
     """The largest distance to the threshold among neurons that differ."""
 

@@ -1,10 +1,14 @@
-"""Firing rates given to a network with random weights.
+"""Firing rates of a trained network's layers, read from a run, and imposed on a network with random weights.
 
-In one pass over a batch each layer's tdBN takes the batch's statistics and the one beta, the same for all channels, with which the share of
-spikes over all timesteps is the given one. So a layer's rate is a trained network's; its spread over channels and space is not.
+To impose them, one pass over a batch gives each layer's tdBN the batch's statistics and one beta, the same for all
+channels, with which the share of spikes over all timesteps is the given one. So a layer's rate is the trained
+network's; how the spikes spread over channels and space is not.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,18 +18,83 @@ from mpd_agl import kernels
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
+from mpd_agl.records import canonical, read_metrics, read_record, reading
 
 HALVINGS = 24
 
 
+def read_rates(source: Path) -> dict[str, Any]:
+    """`{"layers": {name: {"rate": share, ...}}, ...}` from a run folder, such a JSON, or a record of `bench active`."""
+    if source.is_dir():
+        with reading(source):
+            found = _rates_of_run(source)
+            canonical(found)  # refuses NaN now; else writing the record would, after the measurement
+        return found
+    try:
+        found = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise InputError(
+            f"no firing rates at {source}: nothing is there. Give a run folder or a JSON of rates."
+        ) from None
+    except OSError as error:
+        raise InputError(f"the rates {source} cannot be read ({error.strerror}). Check the path.") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{source} is no JSON. Give a run folder, or the record of an earlier bench active.") from None
+    if isinstance(found, dict) and isinstance(found.get("rates"), dict):
+        found = found["rates"]
+    layers = found.get("layers") if isinstance(found, dict) else None
+    if not (isinstance(layers, dict) and layers and all(map(_is_rate, layers.values()))):
+        raise InputError(
+            f"{source} holds no firing rates. They look like "
+            '{"layers": {"stem": {"rate": 0.14}}}, shares from 0 to 1.'
+        )
+    return dict(found)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _is_rate(layer: Any) -> bool:
+    rate = layer.get("rate") if isinstance(layer, dict) else None
+    return isinstance(rate, float | int) and not isinstance(rate, bool) and 0 <= rate <= 1
+
+
+def _rates_of_run(folder: Path) -> dict[str, Any]:
+    """Each layer's rate: the mean over the last epoch's snapshots of a monitored run."""
+    record = read_record(folder / "record.json")
+    snapshots = [e for e in read_metrics(folder / "metrics.jsonl") if e.get("event") == "monitor"]
+    if not snapshots:
+        raise InputError(f"{folder} was not monitored: it holds no firing rates. Train with --monitor.every 50.")
+    last = [s for s in snapshots if s["epoch"] == snapshots[-1]["epoch"]]
+    layers = {}
+    for name in last[-1]["layers"]:
+        seen = [s["layers"][name] for s in last]
+        rate_T = [fmean(r) for r in zip(*(s["rate_T"] for s in seen), strict=True)]
+        layers[name] = {"rate": fmean(rate_T), "rate_T": rate_T, "rate_in": fmean(s["rate_in"] for s in seen)}
+    config = record.config
+    run = {
+        "name": record.name,
+        "model": config["model"],
+        "data": config["data"]["name"],
+        "method": config["method"],
+        "code": record.code,
+        "epoch": last[-1]["epoch"],
+        "steps": [s["step"] for s in last],
+        "final": record.final,
+    }
+    return {"run": run, "layers": layers}
+
+
 @torch.no_grad()
-def impose(net: Network, x: Tensor, wanted: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Set every layer's rate; returns for each what it became, its beta and the share of its inputs that are active."""
+def impose_rates(net: Network, x: Tensor, wanted: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Set every layer's rate; returns for each layer its rate, its beta and the share of its inputs that are active."""
     blocks = {name: m for name, m in net.named_modules() if isinstance(m, SpikingBlock)}
     for name in blocks:
         if name not in wanted:
             raise InputError(
-                f"the rates are of another network: {net.name} has a layer {name}, which they do not name. Give a run of {net.name}."
+                f"the rates are another network's: {net.name} has a layer {name}, which they do not name. "
+                f"Give a run of {net.name}."
             )
     N = x.shape[0] if x.dim() == 4 else x.shape[1]
     seen: dict[str, dict[str, float]] = {}
@@ -51,6 +120,7 @@ def impose(net: Network, x: Tensor, wanted: Mapping[str, float]) -> dict[str, di
 
 
 def _set_beta(block: SpikingBlock, x_SNC: Tensor, T: int, wanted: float) -> dict[str, float]:
+    """Find beta by halving: the rate grows with it."""
     norm = block.norm
     assert norm is not None
     mean_C, var_C = kernels.moments(x_SNC)

@@ -1,7 +1,7 @@
-"""Our network rebuilt from another library's parts: the same topology and weights; that library's neuron, its norm, its way through time.
+"""Our network rebuilt from another library's parts: our topology and weights, its neuron, norm and way through time.
 
-Each peer runs in its best setting on a CPU: T folded into the batch for the synapses, channels_last memory, a static image convolved once.
-Their surrogate has a fixed width of 1: neither has a width that follows the potentials.
+Each peer runs in its best setting on a CPU: T folded into the batch for the synapses, channels_last memory, a static
+image convolved once. Their surrogates have a fixed width of 1, because neither has one that follows the potentials.
 """
 
 import copy
@@ -16,7 +16,7 @@ from mpd_agl.nn import PLIF, SpikingBlock
 
 
 class PeerBlock(nn.Module):
-    """EventLayer of ours, norm and neuron of the peer. Called as `SpikingBlock` is."""
+    """Our synapses, the peer's norm and neuron; called as `SpikingBlock` is."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def copy_norm(norm: Any, block: SpikingBlock) -> None:
 
 
 class SpikingJellyBlock(PeerBlock):
-    """conv - tdBN - PLIF in SpikingJelly's multi-step mode. Its `tau` is 1/(1 - ours); its tdBN holds v_th in the weight."""
+    """conv - tdBN - PLIF in SpikingJelly's multi-step mode. Its `tau` is 1/(1 - ours); its gamma includes v_th."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__(block)
@@ -73,14 +73,14 @@ class SpikingJellyBlock(PeerBlock):
             step_mode="m",
         )
 
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
         """Spikes."""
         y = self.synapses(x_SNC, num_steps)
         s_TNC: Tensor = self.neuron(self.norm(y.view(-1, x_SNC.shape[1], *y.shape[1:])))
-        return s_TNC if plus is None else s_TNC + plus
+        return s_TNC if residual is None else s_TNC + residual
 
     def reset(self) -> None:
-        """SpikingJelly's own."""
+        """SpikingJelly's own reset."""
         self.neuron.reset()
 
 
@@ -92,8 +92,9 @@ def rectangle(u: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
 class SnnTorchBlock(PeerBlock):
     """conv - batch norm - `Leaky` with reset to zero, a call per timestep, as snnTorch's neurons work.
 
-    `Leaky` with `reset_mechanism="zero"` and its delayed reset is Eq. 2: the reset of step t - 1 is applied in step t. It fires at `>`,
-    ours at `>=`, and its reset has no gradient. It has no tdBN: a plain batch norm over T and N with v_th in the weight is the same.
+    `Leaky` with `reset_mechanism="zero"` and its delayed reset is Eq. 2: the reset of step t - 1 is applied in step t.
+    It fires at `>`, ours at `>=`, and its reset has no gradient. snnTorch has no tdBN, so a plain batch norm over T and
+    N with v_th in its weight takes that place: it is the same function.
     """
 
     def __init__(self, block: SpikingBlock) -> None:
@@ -113,7 +114,7 @@ class SnnTorchBlock(PeerBlock):
             reset_mechanism="zero",
         )
 
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, plus: Tensor | None = None) -> Tensor:
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
         """Spikes."""
         y = self.norm(self.synapses(x_SNC, num_steps))
         i_TNC = y.view(-1, x_SNC.shape[1], *y.shape[1:])
@@ -123,10 +124,10 @@ class SnnTorchBlock(PeerBlock):
             s_NC, potential = self.neuron(i_NC, potential)
             spikes.append(s_NC)
         s_TNC = torch.stack(spikes).to(i_TNC.dtype)
-        return s_TNC if plus is None else s_TNC + plus
+        return s_TNC if residual is None else s_TNC + residual
 
     def reset(self) -> None:
-        """Let go of the last step's graph."""
+        """Release the graph of the last step."""
         self.neuron.mem = torch.zeros(0)
 
 

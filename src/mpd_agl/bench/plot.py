@@ -1,13 +1,13 @@
-"""Figures of comparisons: bars for one setting, curves of time and memory over a sweep."""
+"""Figures: bars of a comparison, curves of time and memory over a sweep, speed-ups over the share of active inputs."""
 
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from mpd_agl.bench.setting import from_dict
+from mpd_agl.bench.workload import Workload
 from mpd_agl.report import draw
 
-LABELS = {"num_steps": "T", "batch": "batch", "width_mult": "width"}
+LABELS = {"num_steps": "T", "batch": "batch", "width_mult": "width_mult"}
 
 
 def ordered(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -31,13 +31,13 @@ def bars(record: dict[str, Any]) -> Figure:
         left.set_xlabel("ms per image, median and quartiles")
         right.barh(names, [contenders[n]["peak_bytes"] / 1e6 for n in names], color=colours)
         right.set_xlabel("peak memory of the process, MB")
-        figure.suptitle(from_dict(record["setting"]).title, fontsize=8.5)
+        figure.suptitle(Workload.from_dict(record["setting"]).title, fontsize=8.5)
     return figure
 
 
 def curves(record: dict[str, Any]) -> Figure:
-    """Time and memory of a step over T, batch and width, one column each; double logarithmic."""
-    axes_of = [a for a in ("num_steps", "batch", "width_mult") if any(p["axis"] == a for p in record["points"])]
+    """Time and memory of a step over T, batch and width_mult, one column each; both axes logarithmic."""
+    axes_of = [a for a in LABELS if any(p["axis"] == a for p in record["points"])]
     with draw.style():
         figure = Figure(figsize=(0.85 * draw.WIDTH * len(axes_of), 1.7 * draw.HEIGHT))
         grid = figure.subplots(2, len(axes_of), squeeze=False)
@@ -60,4 +60,24 @@ def curves(record: dict[str, Any]) -> Figure:
                 if column == 0:
                     panel.set_ylabel(label)
         draw.legend(figure, grid[0][0], 4)
+    return figure
+
+
+def speed_ups(cells: list[dict[str, Any]]) -> Figure:
+    """Forward speed-up of single layers over the share of active inputs, a curve per shape."""
+    with draw.style():
+        figure, (axes,) = draw.new(height=3.0)
+        shapes = dict.fromkeys((c["channels"], c["size"]) for c in cells)
+        for colour, (channels, size) in zip(draw.COLOURS, shapes, strict=False):
+            here = [c for c in cells if (c["channels"], c["size"]) == (channels, size) and c["speed_up"] is not None]
+            here.sort(key=lambda c: float(c["rate"]))
+            x, y = [c["rate"] for c in here], [c["speed_up"] for c in here]
+            draw.line(axes, x, y, color=colour, label=f"{channels} channels, {size}x{size}")
+        axes.axhline(1, color=draw.SOFT, linewidth=0.8)
+        draw.percent(axes.xaxis)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("inputs that are not zero")
+        axes.set_title("Dense time / event-driven time, forward")
+        draw.legend(figure, axes, 3)
     return figure

@@ -1,6 +1,7 @@
-"""One contender's process: `python -m mpd_agl.bench.worker NAME SETTING check|time`. Talks JSON lines; what libraries print goes to stderr.
+"""One contender's process: `python -m mpd_agl.bench.worker NAME WORKLOAD check|time`.
 
-`time`: after the first unit of work a line with how long it took, then for every number that is read so many timed units.
+It answers in JSON lines; what libraries print goes to stderr. `check` answers once. `time` says how long the first unit
+of work took; then it reads numbers, and for each it does so many units and says how long each took.
 """
 
 import json
@@ -12,13 +13,13 @@ from typing import Any, TextIO
 
 
 def peak() -> int:
-    """Bytes of this process at its largest."""
+    """The most memory that this process has had, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def own_stdout() -> TextIO:
-    """The pipe to the parent; from now on nobody else writes to it."""
+    """The pipe to the parent. From now on whatever else prints goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out
@@ -31,9 +32,9 @@ def main() -> None:
     def say(**answer: Any) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
-    name, setting_text, what = sys.argv[1:]
+    name, workload_text, what = sys.argv[1:]
     try:
-        _run(name, json.loads(setting_text), what, say)
+        _run(name, json.loads(workload_text), what, say)
     except Exception as error:
         say(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
@@ -44,17 +45,17 @@ def _run(name: str, values: dict[str, Any], what: str, say: Any) -> None:
     import torch
 
     from mpd_agl.bench.contenders import build, check
-    from mpd_agl.bench.setting import from_dict
+    from mpd_agl.bench.workload import Workload
     from mpd_agl.kernels import reuse_pages
 
-    setting = from_dict(values)
-    torch.set_num_threads(setting.threads)
+    workload = Workload.from_dict(values)
+    torch.set_num_threads(workload.threads)
     if what == "check":
-        say(**check(name, setting).to_dict())
+        say(**check(name, workload).to_dict())
         return
-    if not setting.fresh_pages:
+    if not workload.fresh_pages:
         reuse_pages()
-    work = build(name, setting)
+    work = build(name, workload)
     before, ready = peak(), time.perf_counter()
     losses = [work()]
     first = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`mpd-agl bench train|infer|growth|events|page`: contenders side by side, how cost grows, when spikes pay, the pages of the records."""
+"""`mpd-agl bench train|infer|growth|active`: contenders side by side, how cost grows, when skipping zeros pays."""
 
 import argparse
 import sys
@@ -8,69 +8,92 @@ from typing import Any
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError, unknown_name
 
-WORKS = {
-    "train": "a training step: forward, loss, backward, update",
-    "infer": "inference: evaluation mode, no gradients, ours folded",
-    "growth": "time and memory over T (1..16), batch (1..256) and width (1/8..1); a file given by -o is continued",
-    "events": "event-driven against dense, in one process: single layers; with --rates also inference and training of a network",
-    "page": "docs/performance.md from the records in a folder; with --events the tables and plot of docs/active.md",
+COMPARED = (
+    "The contenders have the same weights and inputs. Each runs in its own process, and they take turns. "
+    "One whose outputs differ from ours gets no ratio."
+)
+ABOUT = {
+    "train": ("a training step: forward, loss, backward, update", COMPARED),
+    "infer": ("inference: evaluation mode, no gradients, ours folded", COMPARED),
+    "growth": (
+        "time and memory over T, batch and width_mult",
+        "A comparison per point: T from 1 to 16, batch from 1 to 256, width_mult from 1/8 to 1; one of them moves and "
+        "the others stay. A file given by -o is continued. --quick measures a few small points.",
+    ),
+    "active": (
+        "event-driven against dense, over the share of active inputs",
+        "Single layers, and with --rates a whole network: inference and a training step. All run in one process, "
+        "in turns; what computes another result gets no ratio.",
+    ),
 }
+EXAMPLES = """examples:
+  mpd-agl bench train --quick                   a look at a training step beside other libraries
+  mpd-agl bench infer --width-mult 1 --batch 16 inference of the paper's ResNet-19
+  mpd-agl bench active --rates runs/mine        what skipping zeros is worth at a run's firing rates
+"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    works = "\n".join(f"  {name:8} {text}" for name, text in WORKS.items())
-    p = Parser(
+    """The options of the four subcommands."""
+    main = Parser(
         prog="mpd-agl bench",
-        description="Contenders side by side: same weights and inputs, one process each, alternating rounds.\n"
-        f"No ratio is printed for a contender whose outputs differ.\n\n{works}",
+        description="Measure time and memory, side by side with other libraries. Wants a quiet machine.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("work", choices=WORKS, metavar="WORK", help="train, infer, growth, events or page")
-    p.add_argument("--model", default="resnet19", help="network (default resnet19)")
-    p.add_argument("--width-mult", type=float, help="multiplies the channels (default 0.125; events 1)")
-    p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
-    p.add_argument(
-        "--batch", type=int, help="samples (default: train 100, infer 64, growth 50; events: inference 32, training 16)"
-    )
-    p.add_argument("--image-size", type=int, default=0, metavar="PX", help="height and width (default: the network's)")
-    p.add_argument("--method", default="mpd-agl", help="method of ours (default mpd-agl)")
-    p.add_argument(
-        "--contenders", nargs="+", metavar="NAME", help="who runs (--list names them; growth: native, spikingjelly)"
-    )
-    p.add_argument("--rounds", type=int, help="alternating rounds (default 5; events 7)")
-    p.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
-    p.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")
-    p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
-    p.add_argument("--axes", nargs="+", metavar="AXIS", help="growth: of num_steps, batch, width (default: all)")
-    p.add_argument("--growth-work", default="train", choices=("train", "infer"), help="growth: of what (default train)")
-    p.add_argument(
-        "--rates",
-        type=Path,
-        metavar="RUN",
-        help="events: firing rates of this run's monitor data, or of a JSON that holds them",
-    )
-    p.add_argument(
-        "--part",
-        metavar="LIST",
-        help="events: of table,inference,training (default: all; without --rates the table)",
-    )
-    p.add_argument("--events", type=Path, metavar="FILE", help="page: a record of bench events")
-    p.add_argument("--records", type=Path, default=Path("docs/results/performance"), help="page: folder of the records")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
-    p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON (page: the page)")
-    p.add_argument("--list", action="store_true", help="print the contenders and end")
-    return p
+    main.add_argument("--list", action="store_true", help="print the contenders and end")
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, (short, long) in ABOUT.items():
+        p = commands.add_parser(command, help=short, description=f"{short[0].upper()}{short[1:]}. {long}")
+        width, batch, rounds = {
+            "train": (0.125, "100", 5),
+            "infer": (0.125, "64", 5),
+            "growth": (0.125, "50, quick 8; if given, the batch axis ends with it", 5),
+            "active": (1.0, "inference 32, training 16", 7),
+        }[command]
+        p.add_argument("--model", default="resnet19", help="network (default resnet19)")
+        p.add_argument("--width-mult", type=float, default=width, help=f"multiplies the channels (default {width:g})")
+        p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
+        p.add_argument("--batch", type=int, help=f"samples (default {batch})")
+        p.add_argument(
+            "--image-size", type=int, default=0, metavar="PX", help="height and width (default: the network's)"
+        )
+        p.add_argument("--method", default="mpd-agl", help="method of ours (default mpd-agl)")
+        _own_options(p, command)
+        p.add_argument("--rounds", type=int, default=rounds, help=f"alternating rounds (default {rounds})")
+        p.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
+        quick = "small points, two short rounds" if command == "growth" else "two short rounds"
+        p.add_argument("--quick", action="store_true", help=f"{quick}: a look, not a measurement")
+        p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
+        p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
+        p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON")
+    return main
+
+
+def _own_options(p: argparse.ArgumentParser, command: str) -> None:
+    if command == "active":
+        p.add_argument(
+            "--rates",
+            type=Path,
+            metavar="RUN",
+            help="take the firing rates from this run's monitor data, or from a JSON that holds them",
+        )
+        p.add_argument(
+            "--part", metavar="LIST", help="some of table,inference,training (default: all; without --rates the table)"
+        )
+        return
+    some = "native spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
+    p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
+    if command == "growth":
+        p.add_argument("--work", default="train", choices=("train", "infer"), help="what grows (default train)")
+        p.add_argument("--axes", nargs="+", metavar="AXIS", help="some of num_steps, batch, width_mult (default: all)")
 
 
 def run(argv: list[str]) -> int:
     """Measure and print."""
-    p = parser()
     if "--list" in argv:
         return _list()
-    a = p.parse_args(argv)
-    a.width_mult = (1.0 if a.work == "events" else 0.125) if a.width_mult is None else a.width_mult
-    a.rounds = (7 if a.work == "events" else 5) if a.rounds is None else a.rounds
+    a = parser().parse_args(argv)
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
     for path in (a.out, a.plot):
@@ -80,30 +103,38 @@ def run(argv: list[str]) -> int:
             raise InputError(f"{path} is a folder. Name a file.")
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
-    if a.work == "page":
-        return _page(a)
-    if a.work == "events":
-        return _events(a)
-    return _growth(a) if a.work == "growth" else _compare(a)
+    a.rounds = min(a.rounds, 2) if a.quick else a.rounds
+    record, text, figure = {"growth": _growth, "active": _active}.get(a.command, _compare)(a)
+    print(text)
 
+    from mpd_agl.records import canonical, write_atomic
+    from mpd_agl.report import draw
 
-def _list() -> int:
-    from mpd_agl.bench.contenders import CONTENDERS
-
-    for c in CONTENDERS.values():
-        print(f"{c.name:18} {', '.join(c.works):14} {c.about}")
+    if a.out:
+        write_atomic(a.out, canonical(record))
+    if a.plot:
+        write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
     return 0
 
 
-def _setting(a: argparse.Namespace, work: str, batch: int) -> Any:
-    from mpd_agl.bench.setting import Setting
+def _list() -> int:
+    from mpd_agl.bench.contenders import CONTENDERS, DEFAULT
+
+    for c in CONTENDERS.values():
+        default = "" if c.name in DEFAULT else " (on request)"
+        print(f"{c.name:18} {', '.join(c.works):14} {c.about}{default}")
+    return 0
+
+
+def _workload(a: argparse.Namespace, work: str, batch: int) -> Any:
+    from mpd_agl.bench.workload import Workload
     from mpd_agl.models import MODELS
     from mpd_agl.nn import get_method
 
     if a.model not in MODELS:
         raise unknown_name("model", a.model, MODELS)
     get_method(a.method)
-    return Setting(
+    return Workload(
         work=work,  # type: ignore[arg-type]
         model=a.model,
         width_mult=a.width_mult,
@@ -120,85 +151,53 @@ def _note(text: str) -> None:
     print(f"mpd-agl bench: {text}", file=sys.stderr, flush=True)
 
 
-def _compare(a: argparse.Namespace) -> int:
-    from mpd_agl.bench import plot, show
-    from mpd_agl.bench.compare import compare
+def _compare(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
+    from mpd_agl.bench import compare, plot
     from mpd_agl.bench.contenders import DEFAULT
-    from mpd_agl.records import canonical, write_atomic
 
-    setting = _setting(a, a.work, 100 if a.work == "train" else 64)
-    names = list(dict.fromkeys(a.contenders or DEFAULT[a.work]))
-    record = compare(setting, names, rounds=min(a.rounds, 2) if a.quick else a.rounds, quick=a.quick, note=_note)
-    print(show.table(record))
-    if a.out:
-        write_atomic(a.out, canonical(record))
-    if a.plot:
-        _draw(plot.bars(record), a.plot)
-    return 0
+    workload = _workload(a, a.command, 100 if a.command == "train" else 64)
+    names = list(dict.fromkeys(a.contenders or DEFAULT))
+    record = compare.compare(workload, names, rounds=a.rounds, quick=a.quick, note=_note)
+    return record, compare.text(record), plot.bars(record) if a.plot else None
 
 
-def _growth(a: argparse.Namespace) -> int:
+def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     from mpd_agl.bench import growth, plot
 
     axes = a.axes or list(growth.AXES)
     for axis in axes:
         if axis not in growth.AXES:
             raise unknown_name("axis", axis, growth.AXES)
-    setting = _setting(a, a.growth_work, 50)
-    names = list(dict.fromkeys(a.contenders or ("native", "spikingjelly")))
-    rounds = min(a.rounds, 2) if a.quick else a.rounds
-    record = growth.grow(setting, axes, names, rounds=rounds, quick=a.quick, out=a.out, note=_note)
-    print(growth.table(record))
-    if a.plot:
-        _draw(plot.curves(record), a.plot)
-    return 0
+    record = growth.grow(
+        _workload(a, a.work, growth.QUICK_BATCH if a.quick else growth.BATCH),
+        axes,
+        list(dict.fromkeys(a.contenders or ("native", "spikingjelly"))),
+        rounds=a.rounds,
+        quick=a.quick,
+        largest=a.batch,
+        out=a.out,
+        note=_note,
+    )
+    return record, growth.text(record), plot.curves(record) if a.plot else None
 
 
-def _events(a: argparse.Namespace) -> int:
-    from mpd_agl.bench import active
-    from mpd_agl.bench.rates import read_rates
-    from mpd_agl.records import canonical, write_atomic
+def _active(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
+    from mpd_agl.bench import active, plot
+    from mpd_agl.bench.firing_rates import read_rates
 
     parts = a.part.split(",") if a.part else active.PARTS if a.rates else ["table"]
     for part in parts:
         if part not in active.PARTS:
             raise unknown_name("part", part, active.PARTS)
-    if a.contenders:
-        raise InputError("--contenders is not for events, which has its own. Leave it out.")
-    if a.plot:
-        raise InputError("--plot is not for events. `mpd-agl bench page --events FILE` draws its figure.")
-    plan = active.Plan(
+    if a.plot and "table" not in parts:
+        raise InputError("--plot draws the table of single layers, which --part leaves out. Add table to --part.")
+    record = active.measure(
+        _workload(a, "infer", active.BATCH["inference"]),
         parts=parts,
-        setting=_setting(a, "infer", active.BATCH["inference"]),
         batches=active.BATCH if a.batch is None else dict.fromkeys(active.BATCH, a.batch),
-        rounds=min(a.rounds, 2) if a.quick else a.rounds,
+        rates=read_rates(a.rates) if a.rates else None,
+        rounds=a.rounds,
         quick=a.quick,
+        note=_note,
     )
-    record = active.measure(plan, read_rates(a.rates) if a.rates else None, _note)
-    print(active.text(record))
-    if a.out:
-        write_atomic(a.out, canonical(record))
-    return 0
-
-
-def _page(a: argparse.Namespace) -> int:
-    from mpd_agl.bench.page import write_page
-
-    if a.events:
-        from mpd_agl.bench.eventdocs import write_docs
-
-        out = a.out or Path("docs/active.md")
-        write_docs(a.events, out)
-        print(f"{out} written from {a.events}")
-        return 0
-    out = a.out or Path("docs/performance.md")
-    write_page(a.records, out)
-    print(f"{out} written from the records in {a.records}")
-    return 0
-
-
-def _draw(figure: Any, path: Path) -> None:
-    from mpd_agl.records import write_atomic
-    from mpd_agl.report import draw
-
-    write_atomic(path, draw.pdf_file(figure) if path.suffix == ".pdf" else draw.svg_file(figure))
+    return record, active.text(record), plot.speed_ups(record["table"]["cells"]) if a.plot else None

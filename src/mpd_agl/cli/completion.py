@@ -16,12 +16,12 @@ SCRIPT = r"""_mpd_agl() {
   if [ "$COMP_CWORD" -eq 1 ]; then words="@COMMANDS@ --help --version"; else
     case $prev in
 @VALUES@
-      *) case ${COMP_WORDS[1]} in
+      *) case "${COMP_WORDS[1]} ${COMP_WORDS[2]} " in
 @OPTIONS@
       esac;;
     esac
   fi
-  if [ -n "$words" ] && { [ "$COMP_CWORD" -eq 1 ] || [[ $cur == -* ]] || [[ $prev == --* ]]; }; then
+  if [ -n "$words" ] && { [ "$COMP_CWORD" -le 2 ] || [[ $cur == -* ]] || [[ $prev == --* ]]; }; then
     COMPREPLY=($(compgen -W "$words" -- "$cur"))
   fi
   [ ${#COMPREPLY[@]} -gt 0 ] || COMPREPLY=($(compgen -f -- "$cur"))
@@ -62,11 +62,23 @@ def script() -> str:
     for command in COMMANDS:
         if command not in ("train", "completion"):
             parser: argparse.ArgumentParser = import_module(f"mpd_agl.cli.{command.replace('-', '_')}").parser()
-            options[command] = [s for a in parser._actions for s in a.option_strings if s.startswith("--")]
+            options |= options_of(command, parser)
     value_lines = "\n".join(f'      --{n}) words="{" ".join(known)}";;' for n, known in choices.items())
-    option_lines = "\n".join(f'        {c}) words="{" ".join(known)}";;' for c, known in options.items())
+    option_lines = "\n".join(f'        "{c} "*) words="{" ".join(known)}";;' for c, known in options.items())
     return (
         SCRIPT.replace("@COMMANDS@", " ".join(COMMANDS))
         .replace("@VALUES@", value_lines)
         .replace("@OPTIONS@", option_lines)
     )
+
+
+def options_of(command: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """The words that may follow a command: first for each of its subcommands, then its own with their names."""
+    own = [s for a in parser._actions for s in a.option_strings if s.startswith("--")]
+    found: dict[str, list[str]] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                found |= options_of(f"{command} {name}", inner)
+            own += action.choices
+    return {**found, command: own}

@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.nn import fold
     from mpd_agl.records import write_atomic
     from mpd_agl.report import draw
-    from mpd_agl.report.early import early_figure
+    from mpd_agl.report.scores import early_figure
     from mpd_agl.runs import build
     from mpd_agl.runs.early_exit import check_same, early_answers, fast_network
     from mpd_agl.runs.load_run import evaluation_device, load_run

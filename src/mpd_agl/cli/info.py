@@ -1,4 +1,4 @@
-"""`mpd-agl info`: versions, the machine, backends that work here and why others do not, presets, methods, networks, data."""
+"""`mpd-agl info`: versions, the machine, backends that work here and why others do not, and what can be chosen."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     if a.json:
         print(json.dumps(facts, indent=1))
         return 0
-    h = records.hardware()
+    h = facts["hardware"]
     print("versions  " + ", ".join(f"{n} {v}" for n, v in facts["versions"].items()))
     print(f"machine   {h['cpu']}, {h['cores']} cores, {h['memory_gb']} GB, {', '.join(gpus) or 'no GPU'}")
     print(f"cache     {facts['cache']}")

@@ -11,7 +11,8 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl report",
-        description="Make one HTML page from runs' records: it trains nothing and asks no server. Several runs are compared.",
+        description="Make one HTML page from the records of runs; several runs are compared. "
+        "The command trains nothing, and the page asks no server for anything.",
     )
     p.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder of `mpd-agl train`")
     p.add_argument(

@@ -11,7 +11,7 @@ from mpd_agl.errors import InputError
 if TYPE_CHECKING:
     from mpd_agl.paper.pool import Pool
     from mpd_agl.paper.reproduce import Request
-    from mpd_agl.report.section import Section
+    from mpd_agl.report.section import PageSection
 
 EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`: --data.data-dir DIR --train.threads 1.
 Interrupted experiments continue by the same command, finished runs are not run again, and experiments share runs.
@@ -163,7 +163,7 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
     return 0
 
 
-def _print(section: "Section") -> None:
+def _print(section: "PageSection") -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mpd_agl.paper.study import Group, Setting, Study, per_method
 from mpd_agl.report.layers import affine
-from mpd_agl.report.section import Section
+from mpd_agl.report.section import PageSection
 
 PANELS = ("gamma", "beta", "gamma-channels", "beta-channels")
 
@@ -15,12 +15,12 @@ def settings(methods: Sequence[str]) -> list[Setting]:
     return per_method("cifar10-resnet19-t2", methods, model__name="cnn8")
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Layer means on top, all channels of the first layer below; one run."""
     found = affine(groups[0].first)
     panels = [replace(p, key=f"fig-affine-{key}") for key in PANELS for p in found.panels if p.key == key]
     notes = [*found.notes, f"Method {groups[0].method}, seed {min(groups[0].runs)}."]
-    return Section("fig-affine", STUDY.title, found.sentence, panels, notes=notes)
+    return PageSection("fig-affine", STUDY.title, found.sentence, panels, notes=notes)
 
 
 STUDY = Study(

@@ -12,7 +12,7 @@ from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.layers import series, times
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table, mean, share
+from mpd_agl.report.section import PageSection, Table, mean, share
 
 LAYER = 7
 """The paper's layer, counted along the main path from the stem."""
@@ -40,7 +40,7 @@ def over_seeds(group: Group, value: Callable[[Run], list[float]]) -> list[float]
     return [mean(points) for points in zip(*curves, strict=True)]
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Loss, accuracy, share of layer 7 over epochs; widths per layer of MPD-AGL and LSG; share per layer."""
     layers = main_path(groups[0].first)
     seventh = layers[min(LAYER, len(layers)) - 1]
@@ -67,7 +67,9 @@ def show(groups: Sequence[Group]) -> Section:
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(handles)))
     panel = Panel("fig-availability", "Six panels: loss, accuracy, share of layer 7, widths, share per layer", figure)
-    return Section("fig-availability", STUDY.title, _sentence(groups, layers), [panel], _table(groups, layers, seventh))
+    return PageSection(
+        "fig-availability", STUDY.title, _sentence(groups, layers), [panel], _table(groups, layers, seventh)
+    )
 
 
 def _line(axes: Axes, group: Group, x: Sequence[float], y: Sequence[float]) -> None:

@@ -6,7 +6,7 @@ from mpd_agl.paper.grouped_bars import colour, style_of
 from mpd_agl.paper.study import COMPARED, Group, Setting, Study, label, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
-from mpd_agl.report.section import Section, Table, mean
+from mpd_agl.report.section import PageSection, Table, mean
 
 
 def settings(methods: Sequence[str]) -> list[Setting]:
@@ -25,7 +25,7 @@ def rates(group: Group) -> dict[str, float]:
     return {name: mean(values) for name, values in out.items()}
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """A line per method over the layers, and mean and maximum as a table."""
     rows = []
     with draw.style():
@@ -49,7 +49,7 @@ def show(groups: Sequence[Group]) -> Section:
     panel = Panel("fig-firing-rate", "Firing rate of each layer, a line per method", figure)
     table = Table(("method", "mean over layers, %", "highest, %", "in layer"), rows, (1, 2))
     sentence = "Share of neurons that fire at a step, on training batches of the last epoch."
-    return Section("fig-firing-rate", STUDY.title, sentence, [panel], table)
+    return PageSection("fig-firing-rate", STUDY.title, sentence, [panel], table)
 
 
 STUDY = Study(

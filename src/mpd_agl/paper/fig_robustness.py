@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import ROBUSTNESS
 from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 from mpd_agl.report.seeds import difference, paired, points
 
 THRESHOLDS, DECAYS = (0.5, 0.75, 1.0), (0.2, 0.5)
@@ -26,7 +26,7 @@ def settings(methods: Sequence[str]) -> list[Setting]:
     return out
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Bars over the grid, bars over the networks, and a table."""
     methods = methods_of(groups)
     places = list(dict.fromkeys(g.setting.at["place"] for g in groups))
@@ -59,7 +59,7 @@ def show(groups: Sequence[Group]) -> Section:
     )
     head = ("place", "method", "accuracy, last epoch", "best on test", "MPD-AGL minus this", "paper (quoted)")
     notes = ["The paper's text gives two of its values; the rest of its figure has no printed numbers."]
-    return Section("fig-robustness", STUDY.title, sentence, panels, Table(head, rows, (2, 3, 4, 5)), notes)
+    return PageSection("fig-robustness", STUDY.title, sentence, panels, Table(head, rows, (2, 3, 4, 5)), notes)
 
 
 def _range(groups: Sequence[Group]) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import SURROGATES
 from mpd_agl.paper.study import REFERENCE, SHAPED, Group, Setting, Study, find, label, methods_of, per_method
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 from mpd_agl.report.seeds import difference, paired, points
 
 SHAPES = ("rectangular", "triangular", "sigmoid", "arctan")
@@ -20,7 +20,7 @@ def settings(methods: Sequence[str]) -> list[Setting]:
     ]
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Bars, and the same as a table."""
     methods, rows = methods_of(groups), []
     for shape in SHAPES:
@@ -39,7 +39,7 @@ def show(groups: Sequence[Group]) -> Section:
     notes = [
         "The paper prints numbers for the rectangular and triangular shapes only; of sigmoid and arctan it shows bars."
     ]
-    return Section("fig-surrogates", STUDY.title, sentence, [panel], Table(head, rows, (2, 3, 4, 5)), notes)
+    return PageSection("fig-surrogates", STUDY.title, sentence, [panel], Table(head, rows, (2, 3, 4, 5)), notes)
 
 
 STUDY = Study(

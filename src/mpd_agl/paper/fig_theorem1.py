@@ -10,7 +10,7 @@ from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import series, times
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table, mean
+from mpd_agl.report.section import PageSection, Table, mean
 
 
 def settings(methods: Sequence[str]) -> list[Setting]:
@@ -29,7 +29,7 @@ def curves(run: Run, layer: str) -> dict[str, list[float]]:
     }
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """First, middle and last layer as curves; every layer at the end as a table; one run per method."""
     panels, rows, worst = [], [], (0.0, "", "")
     for g in groups:
@@ -86,7 +86,7 @@ def show(groups: Sequence[Group]) -> Section:
     notes = [
         "Measured on training batches, over all timesteps. The exact mixture adds the spread of gamma and of beta between channels."
     ]
-    return Section("fig-theorem1", STUDY.title, sentence, panels, Table(head, rows, tuple(range(2, 9))), notes)
+    return PageSection("fig-theorem1", STUDY.title, sentence, panels, Table(head, rows, tuple(range(2, 9))), notes)
 
 
 def _moment(axes: Axes, run: Run, found: dict[str, list[float]], kind: str, title: str) -> None:

@@ -14,8 +14,7 @@ from mpd_agl.paper.scales import config_at, departures
 from mpd_agl.paper.study import Group, Setting, Study
 from mpd_agl.report import draw
 from mpd_agl.report.runs import check_comparable, read_run
-from mpd_agl.report.section import Section
-from mpd_agl.report.text import markdown
+from mpd_agl.report.section import PageSection, markdown
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.observe import Display
 
@@ -82,7 +81,7 @@ def gather(request: Request, pool: Pool) -> list[Group]:
     return groups
 
 
-def show(request: Request, groups: Sequence[Group]) -> Section:
+def show(request: Request, groups: Sequence[Group]) -> PageSection:
     """The experiment's section, its departures from the paper as notes."""
     found = request.study.show(groups)
     notes = [
@@ -93,7 +92,7 @@ def show(request: Request, groups: Sequence[Group]) -> Section:
         f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
         "Where the implementation differs from the paper: docs/deviations.md.",
     ]
-    return Section(found.key, found.title, found.sentence, found.panels, found.table, notes)
+    return PageSection(found.key, found.title, found.sentence, found.panels, found.table, notes)
 
 
 def samples(groups: Sequence[Group]) -> list[str]:
@@ -106,7 +105,7 @@ def samples(groups: Sequence[Group]) -> list[str]:
     return [f"Data: {'; '.join(found)}."]
 
 
-def write(request: Request, groups: Sequence[Group], section: Section, folder: Path) -> list[Path]:
+def write(request: Request, groups: Sequence[Group], section: PageSection, folder: Path) -> list[Path]:
     """The section as Markdown, its figures as PNG, SVG and PDF, its numbers and the runs behind them as JSON."""
     files: dict[str, bytes] = {}
     for panel in section.panels:
@@ -127,7 +126,7 @@ def write(request: Request, groups: Sequence[Group], section: Section, folder: P
     return [folder / file for file in files]
 
 
-def numbers(request: Request, groups: Sequence[Group], section: Section) -> dict[str, Any]:
+def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> dict[str, Any]:
     """Every number of the result with the run it came from; the curves of the figures as they are drawn."""
     cells = [
         {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section
+from mpd_agl.report.section import PageSection
 
 LABELS = {
     "stbp-tdbn": "STBP-tdBN",
@@ -90,7 +90,7 @@ class Study:
     """What the paper shows there, in a sentence."""
     settings: Callable[[Sequence[str]], list[Setting]]
     """The settings for these methods."""
-    show: Callable[[Sequence[Group]], Section]
+    show: Callable[[Sequence[Group]], PageSection]
     """The result, from records alone."""
     methods: tuple[str, ...] = COMPARED
     cpu: Mapping[str, Any] = field(default_factory=dict)

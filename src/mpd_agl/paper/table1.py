@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE1
 from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 from mpd_agl.report.seeds import difference, paired, points
 
 PLACES = (
@@ -27,7 +27,7 @@ def settings(methods: Sequence[str]) -> list[Setting]:
     return out + per_method("tinyimagenet-vgg13", methods, {"data": "Tiny-ImageNet", "T": "4"})
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Ours first in each data set, then the quoted rows."""
     rows = []
     for data in dict.fromkeys(g.setting.at["data"] for g in groups):
@@ -51,7 +51,9 @@ def show(groups: Sequence[Group]) -> Section:
     notes = [
         "Quoted: from the paper's Table 1, the best epoch on the test set, other people's pipelines. * Adam and the TET loss.",
     ]
-    return Section("table1", STUDY.title, sentence, [], Table((*head, "paper (quoted)"), rows, (4, 5, 6, 7, 8)), notes)
+    return PageSection(
+        "table1", STUDY.title, sentence, [], Table((*head, "paper (quoted)"), rows, (4, 5, 6, 7, 8)), notes
+    )
 
 
 def _scores(group: Group) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from mpd_agl.models import create_model
 from mpd_agl.paper.quoted import TABLE2, TABLE2_ANN
 from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, label, per_method
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 
 
 def settings(methods: Sequence[str]) -> list[Setting]:
@@ -34,7 +34,7 @@ def full_size(run: Run) -> EnergyReport:
     return energy(net, activity, rates_from=measured["rates_from"])
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """The ANN, then a row per method and T; means over seeds."""
     rows: list[list[str]] = []
     ann: tuple[float, float] | None = None
@@ -71,7 +71,7 @@ def show(groups: Sequence[Group]) -> Section:
     ]
     sentence = f"One inference of the ANN costs {ann[1]:.2f} mJ; the spiking network's cost follows its firing rates."
     table = Table((*head, *quoted_head), rows, tuple(range(1, 12)))
-    return Section("table2", STUDY.title, sentence, [], table, notes)
+    return PageSection("table2", STUDY.title, sentence, [], table, notes)
 
 
 def _quoted(values: tuple[float, float, float] | None) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE3
 from mpd_agl.paper.study import REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 from mpd_agl.report.seeds import difference, paired, points
 
 DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
@@ -16,7 +16,7 @@ def settings(methods: Sequence[str]) -> list[Setting]:
     return [s for data, recipe in DATA.items() for s in per_method(recipe, methods, {"data": data})]
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """A row per method, three columns per data set."""
     rows = []
     for method in methods_of(groups):
@@ -45,7 +45,7 @@ def show(groups: Sequence[Group]) -> Section:
         notes.insert(
             0, "± is the standard deviation over seeds; differences are paired by seed, with their 95 % interval."
         )
-    return Section("table3", STUDY.title, sentence, [], Table(head, rows, tuple(range(1, 9))), notes)
+    return PageSection("table3", STUDY.title, sentence, [], Table(head, rows, tuple(range(1, 9))), notes)
 
 
 STUDY = Study(

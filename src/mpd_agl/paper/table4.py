@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE4
 from mpd_agl.paper.study import COMPARED, Group, Setting, Study, find, label, per_method
-from mpd_agl.report.section import Section, Table
+from mpd_agl.report.section import PageSection, Table
 
 WHOLE = {"train": 50_000, "test": 10_000}
 BASE = "stbp-tdbn"
@@ -25,7 +25,7 @@ def seconds(group: Group, part: str) -> float:
     return statistics.median(each)
 
 
-def show(groups: Sequence[Group]) -> Section:
+def show(groups: Sequence[Group]) -> PageSection:
     """Seconds and ratios to STBP-tdBN."""
     base = find(groups, BASE)
     rows = []
@@ -44,7 +44,7 @@ def show(groups: Sequence[Group]) -> Section:
     ]
     sentence = "Adjusting the width costs a few operations per layer and timestep in training and none at inference."
     table = Table((*head, "paper training, s (quoted)", "paper inference, s (quoted)"), rows, tuple(range(1, 7)))
-    return Section("table4", STUDY.title, sentence, [], table, notes)
+    return PageSection("table4", STUDY.title, sentence, [], table, notes)
 
 
 STUDY = Study(

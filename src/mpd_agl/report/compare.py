@@ -10,11 +10,11 @@ from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import times
 from mpd_agl.report.runs import Run, flat
-from mpd_agl.report.section import Section, Table, mean, share
+from mpd_agl.report.section import PageSection, Table, mean, share
 
 STYLES = ("-", "--", ":", "-.")
-OF_NO_ACCOUNT = ("data.data_dir", "data.download", "train.workers", "train.test_batch_size", "checkpoint.", "track.")
-"""Fields that no result depends on."""
+WITHOUT_EFFECT = ("data.data_dir", "data.download", "train.workers", "train.test_batch_size", "checkpoint.", "track.")
+"""Fields of the configuration that no result depends on."""
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -22,7 +22,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [f"{i}: {run.name}" for i, run in enumerate(runs, 1)]
 
 
-def comparison(runs: Sequence[Run]) -> Section:
+def comparison(runs: Sequence[Run]) -> PageSection:
     """The part of the page that only several runs have."""
     panels = [
         _over_epochs(runs, "compare-accuracy", "Test accuracy", lambda e: e["test_accuracy"], in_percent=True),
@@ -43,15 +43,19 @@ def comparison(runs: Sequence[Run]) -> Section:
     (top, first), (bottom, other) = ranked[0], ranked[-1]
     gap = 100 * (first.last["test_accuracy"] - other.last["test_accuracy"])
     samples = first.record.data["test"]["samples"]
-    lead = f"At the last epoch {top} is highest with {share(first.last['test_accuracy'], 2)}, {gap:.2f} points above {bottom}"
+    highest = share(first.last["test_accuracy"], 2)
+    lead = f"At the last epoch {top} is highest with {highest}, {gap:.2f} points above {bottom}"
     if gap == 0:
-        lead = f"All runs end at the same test accuracy, {share(first.last['test_accuracy'], 2)}"
-    sentence = f"{lead}; one test sample of {samples} is {100 / samples:.2g} points, and single runs also differ by their seed."
+        lead = f"All runs end at the same test accuracy, {highest}"
+    sentence = (
+        f"{lead}; one test sample of {samples} is {100 / samples:.2g} points, "
+        "and single runs also differ by their seed."
+    )
     notes = []
     if any(not run.finished for run in runs):
         unfinished = [label for label, run in zip(labels(runs), runs, strict=True) if not run.finished]
         notes.append(f"Not finished: {', '.join(unfinished)}. Their numbers are of the last epoch that is done.")
-    return Section("comparison", "Comparison", sentence, panels, results(runs), notes)
+    return PageSection("comparison", "Comparison", sentence, panels, results(runs), notes)
 
 
 def _look(i: int) -> dict[str, str]:
@@ -159,7 +163,7 @@ def per_setting(runs: Sequence[Run]) -> Table | None:
 
 def counted(run: Run) -> dict[str, object]:
     """The configuration's fields that a result may depend on."""
-    return {k: v for k, v in flat(run.record.config).items() if not k.startswith(OF_NO_ACCOUNT)}
+    return {k: v for k, v in flat(run.record.config).items() if not k.startswith(WITHOUT_EFFECT)}
 
 
 def differences(runs: Sequence[Run]) -> Table | None:

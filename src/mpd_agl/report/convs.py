@@ -1,4 +1,4 @@
-"""What `conv = auto` was worth: each layer's speed-up over its firing rate, as the run measured it."""
+"""What `conv_impl = auto` was worth: each layer's speed-up over its share of active inputs, as the run measured it."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from mpd_agl.errors import InputError
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table, share
+from mpd_agl.report.section import PageSection, Table, share
 
 
-def convs(run: Run) -> Section | None:
+def convs(run: Run) -> PageSection | None:
     """One dot per layer; None where the run measured nothing."""
     if not run.record.convs:
         return None
@@ -19,8 +19,8 @@ def convs(run: Run) -> Section | None:
         return None
     if any("ms" not in choice for choice in layers.values()):
         raise InputError(
-            f"run {run.record.name} measured its convolutions with an earlier version of mpd-agl, which kept no times of passes. "
-            "Make its report with that version, or train it again."
+            f"run {run.record.name} measured its convolutions with an earlier version of mpd-agl, "
+            "which kept no times of passes. Make its report with that version, or train it again."
         )
     rows = [_row(n, c) for n, c in layers.items()]
     figure, (axes,) = draw.new(height=3.0)
@@ -41,9 +41,10 @@ def convs(run: Run) -> Section | None:
     best = max(layers, key=lambda n: _dense(layers[n]) / _taken(layers[n]))
     gain = _dense(layers[best]) / _taken(layers[best])
     sentence = (
-        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros in a pass; the most was gained in {best}, "
-        f"{gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
-        f"Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take {sum(map(_dense, layers.values())):.1f} ms."
+        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros in a pass; the most was gained "
+        f"in {best}, {gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
+        f"Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take "
+        f"{sum(map(_dense, layers.values())):.1f} ms."
     )
     heads = (
         "layer",
@@ -57,21 +58,22 @@ def convs(run: Run) -> Section | None:
     )
     table = Table(heads, rows, (1, 2, 3, 4))
     notes = [
-        "One training batch: forward pass and both gradients, each in its fastest way as measured; docs/events.md explains them."
+        "One training batch: forward pass and both gradients, each in the way that was measured to be the fastest. "
+        "docs/active.md explains the ways."
     ]
     panel = Panel(
         "convs", "Speed-up of a layer over its dense self, over the share of active inputs, a dot per layer", figure
     )
-    return Section("convs", "Faster convolutions", sentence, [panel], table, notes)
+    return PageSection("convs", "Faster convolutions", sentence, [panel], table, notes)
 
 
 def _dense(choice: dict[str, Any]) -> float:
-    """Milliseconds of all passes, dense."""
+    """Milliseconds of all passes if all were dense."""
     return float(sum(found["dense"] for found in choice["ms"].values()))
 
 
 def _taken(choice: dict[str, Any]) -> float:
-    """As they were taken."""
+    """Milliseconds of all passes in the ways that were taken."""
     lists = choice["lists_ms"] if "event" in choice["taken"].values() else 0.0
     return float(sum(found[choice["taken"][name]] for name, found in choice["ms"].items()) + lists)
 

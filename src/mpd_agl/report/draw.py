@@ -1,7 +1,7 @@
 """Figures: one style, the same bytes for the same data, as SVG for the page and as SVG and PDF files for a paper.
 
-A panel is small enough for a phone's width; a wide screen lays several side by side. Inks are style-sheet variables in the page, so that
-a panel follows its light or dark colours, and plain colours in the files.
+A panel is small enough for a phone's width; a wide screen lays several side by side. In the page inks are style-sheet
+variables, so that a panel follows the page's light or dark colours; in the files they are plain colours.
 """
 
 import re
@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 INK, SOFT, GRID = "#1d2026", "#6c737d", "#d5d9df"
 VARIABLES = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--grid)"}
 COLOURS = ("#2f80c2", "#d9622b", "#2a9d76", "#b0579c", "#bd9117", "#6c6fd1", "#c8435a", "#7b8794")
-"""Read on white and on near-black; told apart by the colour-blind in this order."""
+"""Readable on white and on near-black; colour-blind readers can tell them apart in this order."""
 DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f80c2", "#7a6fd0", "#c2549a", "#e0662f", "#cf9b16"])
 WIDTH, HEIGHT = 4.3, 2.75
 
@@ -76,7 +76,7 @@ class Panel:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """This module's style, whatever the user's matplotlibrc says. A letter that the font lacks is left to the browser."""
+    """This module's style, whatever the user's matplotlibrc says. The browser draws letters that the font lacks."""
     with warnings.catch_warnings(), matplotlib.style.context(["default", STYLE]):
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
@@ -96,7 +96,7 @@ def plain(text: str) -> str:
 
 
 def layer_names(names: Sequence[str]) -> list[str]:
-    """For an axis; of a deep network in short.
+    """Names for an axis; those of a deep network are shortened.
 
     >>> layer_names(["stem", *(f"stage1.block{i}.shortcut" for i in range(1, 13))])[:2]
     ['stem', 's1.b1.short']
@@ -140,38 +140,35 @@ def depth_colours(count: int) -> list[str]:
 
 
 def _settle(figure: Figure) -> None:
-    """Lay out once: matplotlib would do it anew for every file."""
+    """Lay the figure out once; matplotlib would do it again for every file."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
 
 
-def svg_file(figure: Figure) -> bytes:
-    """A file for a paper; no date in it."""
+def _file(figure: Figure, kind: str, metadata: Sequence[str], **options: Any) -> bytes:
+    """The figure as a file without the metadata that would differ from day to day."""
     out = BytesIO()
     with style():
         _settle(figure)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(out, format=kind, metadata=dict.fromkeys(metadata), **options)
     return out.getvalue()
+
+
+def svg_file(figure: Figure) -> bytes:
+    """A file for a paper."""
+    return _file(figure, "svg", ("Date", "Creator"))
 
 
 def pdf_file(figure: Figure) -> bytes:
-    """A file for a paper; no date in it."""
-    out = BytesIO()
-    with style():
-        _settle(figure)
-        figure.savefig(out, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    return out.getvalue()
+    """A file for a paper."""
+    return _file(figure, "pdf", ("CreationDate", "Creator", "Producer"))
 
 
 def png_file(figure: Figure) -> bytes:
-    """A picture on white; no date in it."""
-    out = BytesIO()
-    with style():
-        _settle(figure)
-        figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    return out.getvalue()
+    """A picture on white."""
+    return _file(figure, "png", ("Software",), dpi=160, facecolor="white")
 
 
 _OUTSIDE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*|<!--.*?-->\s*", re.DOTALL)

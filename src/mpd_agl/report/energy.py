@@ -5,7 +5,7 @@ import numpy as np
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, Table, share
+from mpd_agl.report.section import PageSection, Table, share
 
 
 def joule(mj: float) -> str:
@@ -17,7 +17,7 @@ def joule(mj: float) -> str:
     return f"{mj:.3g}\N{NO-BREAK SPACE}mJ" if mj >= 0.1 else f"{1000 * mj:.3g}\N{NO-BREAK SPACE}µJ"
 
 
-def energies(run: Run) -> Section | None:
+def energies(run: Run) -> PageSection | None:
     """Bars per layer and totals by both conventions; None where the record has none (an ANN, an unfinished run)."""
     report = run.record.energy
     if report is None:
@@ -51,15 +51,16 @@ def energies(run: Run) -> Section | None:
     paper, strict = totals["paper"]["mj"], totals["strict"]["mj"]
     dearest = layers[int(np.argmax(snn))]["name"]
     sentence = (
-        f"Counted as the paper counts, one inference takes {joule(paper)}, {share(paper / ann_mj)} of the ANN's {joule(ann_mj)}, and "
-        f"{share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; most of it goes to {dearest}."
+        f"Counted as the paper counts, one inference takes {joule(paper)}, {share(paper / ann_mj)} of the ANN's "
+        f"{joule(ann_mj)}, and {share(strict / ann_mj)} where inputs that are not 0 or 1 count as multiplications; "
+        f"most of it goes to {dearest}."
     )
     notes = [
-        f"Firing rates: {report['rates_from']}. {pj['addition']} pJ per addition, {pj['multiply']} pJ per multiply-accumulate (45 nm); "
-        "an estimate from counted operations, not a measurement of a chip."
+        f"Firing rates: {report['rates_from']}. {pj['addition']} pJ per addition, {pj['multiply']} pJ per "
+        "multiply-accumulate (45 nm); an estimate from counted operations, not a measurement of a chip."
     ]
     head = ("count", "additions (M)", "multiplications (M)", "energy (mJ)", "of the ANN")
     table = Table(head, rows, numbers=(1, 2, 3, 4))
-    return Section(
+    return PageSection(
         "energy", "Energy", sentence, [Panel("energy", "Energy per layer, SNN and ANN", figure)], table, notes
     )

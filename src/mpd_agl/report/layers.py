@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, mean, share
+from mpd_agl.report.section import PageSection, mean, share
 
 MOST_COLUMNS = 120
 MOST_NAMED = 9
@@ -36,7 +36,7 @@ def _lines(axes: Axes, run: Run, values: Sequence[Sequence[float]]) -> None:
 
 
 def groups(run: Run, key: str) -> list[list[int]]:
-    """Timesteps (from 0) with the same values in every layer and snapshot stand together."""
+    """Group the timesteps (from 0) that have the same values in every layer and snapshot."""
     values_TLK = np.array([series(run, layer, key) for layer in run.layers]).transpose(2, 0, 1)
     found: list[list[int]] = [[0]]
     for t in range(1, len(values_TLK)):
@@ -54,7 +54,7 @@ def step_name(group: Sequence[int]) -> str:
     return f"t = {group[0] + 1}" if len(group) == 1 else f"t = {group[0] + 1} to {group[-1] + 1}"
 
 
-def widths(run: Run) -> Section:
+def widths(run: Run) -> PageSection:
     """kappa per layer and timestep over training."""
     panels = []
     for group in groups(run, "kappa_T"):
@@ -77,10 +77,11 @@ def widths(run: Run) -> Section:
     else:
         narrow, wide = min(end, key=lambda n: end[n][-1]), max(end, key=lambda n: end[n][-1])
         sentence = (
-            f"At t = {run.num_steps} the width moved most in {moved}, from {start[moved][-1]:.3g} to {end[moved][-1]:.3g}; "
-            f"it is now narrowest in {narrow} ({end[narrow][-1]:.3g}) and widest in {wide} ({end[wide][-1]:.3g})."
+            f"At t = {run.num_steps} the width moved most in {moved}, from {start[moved][-1]:.3g} to "
+            f"{end[moved][-1]:.3g}; it is now narrowest in {narrow} ({end[narrow][-1]:.3g}) "
+            f"and widest in {wide} ({end[wide][-1]:.3g})."
         )
-    return Section("widths", "Width of the surrogate gradient, κ", sentence, panels)
+    return PageSection("widths", "Width of the surrogate gradient, κ", sentence, panels)
 
 
 def _condensed(values_LK: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -91,7 +92,7 @@ def _condensed(values_LK: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.stack([p.mean(axis=1) for p in parts], axis=1)
 
 
-def availability(run: Run) -> Section:
+def availability(run: Run) -> PageSection:
     """The gradient-available share: layer x epoch, a panel per timestep."""
     x, names = times(run), run.layers
     values_TLK = np.array([series(run, layer, "available_T") for layer in names]).transpose(2, 0, 1)
@@ -126,10 +127,10 @@ def availability(run: Run) -> Section:
         f"{share(mean(list(end.values())))} now on average over layers, "
         f"fewest in {least} ({share(end[least])}), most in {most} ({share(end[most])})."
     )
-    return Section("availability", "Gradient-available neurons", sentence, panels)
+    return PageSection("availability", "Gradient-available neurons", sentence, panels)
 
 
-def rates(run: Run) -> Section:
+def rates(run: Run) -> PageSection:
     """Firing rates: per layer and timestep now, and over training."""
     names, last = run.layers, run.snapshots[-1]["layers"]
     T = len(last[names[0]]["rate_T"])
@@ -156,13 +157,14 @@ def rates(run: Run) -> Section:
     end = {n: mean(last[n]["rate_T"]) for n in names}
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
     sentence = (
-        f"On average over layers {share(mean(list(end.values())))} of the neurons fire at a step, fewest in {least} ({share(end[least])}), "
-        f"most in {most} ({share(end[most])}); training batches, step {run.snapshots[-1]['step']}."
+        f"On average over layers {share(mean(list(end.values())))} of the neurons fire at a step, fewest in {least} "
+        f"({share(end[least])}), most in {most} ({share(end[most])}); "
+        f"training batches, step {run.snapshots[-1]['step']}."
     )
-    return Section("rates", "Firing rates", sentence, panels)
+    return PageSection("rates", "Firing rates", sentence, panels)
 
 
-def affine(run: Run) -> Section:
+def affine(run: Run) -> PageSection:
     """gamma and beta: layer means over training, all channels of the first layer, the spread in every layer now."""
     names, panels = run.layers, []
     detailed = run.detailed
@@ -204,8 +206,9 @@ def affine(run: Run) -> Section:
     moved = max(names, key=lambda n: abs(end[n]["gamma_bar"] - start[n]["gamma_bar"]))
     shifted = max(names, key=lambda n: abs(end[n]["beta_bar"] - start[n]["beta_bar"]))
     sentence = (
-        f"The mean γ changed most in {moved}, from {start[moved]['gamma_bar']:.3g} to {end[moved]['gamma_bar']:.3g}, and the mean β in "
-        f"{shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; MPD-AGL sets κ from the mean γ and the decay."
+        f"The mean γ changed most in {moved}, from {start[moved]['gamma_bar']:.3g} to {end[moved]['gamma_bar']:.3g}, "
+        f"and the mean β in {shifted}, from {start[shifted]['beta_bar']:.2g} to {end[shifted]['beta_bar']:.2g}; "
+        "MPD-AGL sets κ from the mean γ and the decay."
     )
     notes = [] if detailed else ["This run recorded no channels, only layer means."]
-    return Section("affine", "Affine parameters γ and β of tdBN", sentence, panels, notes=notes)
+    return PageSection("affine", "Affine parameters γ and β of tdBN", sentence, panels, notes=notes)

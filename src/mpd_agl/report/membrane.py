@@ -8,11 +8,11 @@ import numpy as np
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, INK, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, share
+from mpd_agl.report.section import PageSection, share
 
 
-def membranes(run: Run) -> Section | None:
-    """A panel per layer, a row per timestep (of many: the first, the second, the last); None where nothing was recorded."""
+def membranes(run: Run) -> PageSection | None:
+    """A panel per layer with a row per timestep (the first, second and last of many); None without histograms."""
     if not run.detailed:
         return None
     snapshot = run.detailed[-1]
@@ -36,11 +36,11 @@ def membranes(run: Run) -> Section | None:
     counted = [layer["detail"]["potential"]["samples"] for layer in snapshot["layers"].values()]
     few, many = min(counted), max(counted)
     note = (
-        f"Counted: {few if few == many else f'{few} to {many}'} samples of the training batch per layer. The shares above the bars are of "
-        "the whole batch."
+        f"Counted: {few if few == many else f'{few} to {many}'} samples of the training batch per layer. "
+        "The shares above the bars are of the whole batch."
     )
     title = "Membrane potentials and the predicted normal"
-    return Section("membranes", title, sentence, panels, notes=[note], small=True)
+    return PageSection("membranes", title, sentence, panels, notes=[note], small=True)
 
 
 def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
@@ -105,7 +105,7 @@ def _range(run: Run, layer: dict[str, Any], shown: list[int], edges: np.ndarray[
 
 
 def _top(axes: Any, density: np.ndarray[Any, Any]) -> float:
-    """Room for the curves, but a spike of one bin (a channel that is nearly constant) does not flatten the rest."""
+    """Leave room for the curves, but do not let one high bin (a nearly constant channel) flatten the rest."""
     curves = [float(np.max(line.get_ydata())) for line in axes.get_lines() if len(line.get_ydata()) > 2]
     usual = float(np.sort(density)[-3]) if len(density) > 2 else float(density.max())
     return 1.08 * max([1.6 * usual if density.max() > 3 * usual else float(density.max()), *curves, 1e-6])

@@ -19,12 +19,12 @@ from mpd_agl.report.membrane import membranes
 from mpd_agl.report.provenance import configuration, duration, provenance, warned
 from mpd_agl.report.runs import Run, check_comparable
 from mpd_agl.report.scores import scores
-from mpd_agl.report.section import Section, share
+from mpd_agl.report.section import PageSection, share
 
 
-def sections(run: Run) -> list[Section]:
+def sections(run: Run) -> list[PageSection]:
     """What one run's records can show, in the page's order."""
-    found: list[Section | None] = [scores(run)]
+    found: list[PageSection | None] = [scores(run)]
     if run.snapshots:
         found += [widths(run), availability(run), membranes(run), rates(run)]
     found += [energies(run), convs(run)]
@@ -87,7 +87,7 @@ def _part(number: int, label: str, run: Run) -> dict[str, Any]:
         "id": f"run-{number}",
         "label": label,
         "run": run,
-        "network": f"{model['name']} × {model['width']:g}",
+        "network": f"{model['name']} × {model['width_mult']:g}",
         "kind": "ANN" if run.method == "ann" else f"T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{run.num_steps}",
         "sections": [_inline(s, f"r{number}") for s in sections(run)],
         "missing": missing(run),
@@ -97,7 +97,7 @@ def _part(number: int, label: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _inline(section: Section, prefix: str) -> dict[str, Any]:
+def _inline(section: PageSection, prefix: str) -> dict[str, Any]:
     figures = [Markup(draw.svg_inline(p, f"{prefix}-{p.key}")) for p in section.panels]
     return {"id": f"{prefix}-{section.key}", "section": section, "figures": figures}
 

@@ -18,17 +18,17 @@ LAYER_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run, read."""
+    """The records of one run."""
 
     path: Path
     record: RunRecord
     epochs: list[dict[str, Any]]
-    """The finished epochs' events, in order; at least one."""
+    """The log lines of finished epochs, in order; at least one."""
     snapshots: list[dict[str, Any]]
-    """The monitor's events, in order; none for an ANN."""
+    """The log lines of the monitor, in order; none for an ANN."""
     warnings: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
-    """What a reader must know of the records: torn, not finished."""
+    """What a reader must know of the records, e.g. that they are torn or that the run is not finished."""
 
     @property
     def name(self) -> str:
@@ -97,12 +97,12 @@ def read_run(path: Path) -> Run:
 def _read(path: Path) -> Run:
     record = read_record(path / "record.json")
     metrics = path / "metrics.jsonl"
-    events = list(read_metrics(metrics))
+    lines = list(read_metrics(metrics))
     notes = []
     if _torn(metrics):
         notes.append("The last line of metrics.jsonl is torn (the run was killed while it wrote); it is left out.")
-    epochs = [e for e in events if e.get("event") == "epoch"]
-    snapshots = [e for e in events if e.get("event") == "monitor"]
+    epochs = [e for e in lines if e.get("event") == "epoch"]
+    snapshots = [e for e in lines if e.get("event") == "monitor"]
     _check(path, record, epochs, snapshots)
     planned, done = record.config["train"]["epochs"], epochs[-1]["epoch"]
     if record.final is None:
@@ -113,11 +113,12 @@ def _read(path: Path) -> Run:
         notes.append(f"{state}{why}: {done} of {planned} epochs are done, and every number here is of epoch {done}.")
     elif done < record.final["epoch"]:
         notes.append(
-            f"metrics.jsonl ends at epoch {done}, the record at {record.final['epoch']}: the curves end early; the result is the record's."
+            f"metrics.jsonl ends at epoch {done}, the record at {record.final['epoch']}: "
+            "the curves end early; the result is the record's."
         )
     if held_out := record.config["data"].get("holdout"):
         notes.append(f"Scored on {held_out} held-out training samples: where this page says test, it speaks of these.")
-    warnings = [e for e in events if e.get("event") == "warning"]
+    warnings = [e for e in lines if e.get("event") == "warning"]
     return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
 
 
@@ -135,21 +136,23 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
     """Refuse records that this version cannot read or that contradict each other."""
     if not epochs:
         raise InputError(
-            f"run {path} has no finished epoch yet, so there is no result to report. Continue it with `mpd-agl train --resume {path}`."
+            f"run {path} has no finished epoch yet, so there is no result to report. "
+            f"Continue it with `mpd-agl train --resume {path}`."
         )
     config = record.config
     wanted = {"model": ("ann", "num_steps", "v_th", "name", "width_mult"), "train": ("epochs",), "data": ("name",)}
     lost = [f"config.{s}.{k}" for s, keys in wanted.items() for k in keys if k not in config.get(s, {})]
     lost += ["config.method"] if "method" not in config else []
-    lost += [f"epoch event's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]
+    lost += [f"epoch line's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]
     if record.final is not None:
         lost += [f"final.{k}" for k in EPOCH_KEYS if k != "lr" and k not in record.final]
     layers = [layer for s in snapshots for layer in s.get("layers", {}).values()]
-    lost += [f"monitor event's {k}" for k in LAYER_KEYS if any(k not in layer for layer in layers)]
-    lost += ["monitor event's layers"] if any(not s.get("layers") or "step" not in s for s in snapshots) else []
+    lost += [f"monitor line's {k}" for k in LAYER_KEYS if any(k not in layer for layer in layers)]
+    lost += ["monitor line's layers"] if any(not s.get("layers") or "step" not in s for s in snapshots) else []
     if lost:
         raise InputError(
-            f"the records of run {path} are another version's: {lost[0]} is missing. Read them with the version that wrote them."
+            f"the records of run {path} are another version's: {lost[0]} is missing. "
+            "Read them with the version that wrote them."
         )
     if len({tuple(s["layers"]) for s in snapshots}) > 1 or [e["epoch"] for e in epochs] != list(
         range(1, len(epochs) + 1)
@@ -167,7 +170,7 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
 
 
 SAME_TEST = ("samples", "sha256", "subset_hash", "split_hash")
-"""Not the frames' own hash: the same recordings may be cut into another number of steps."""
+"""What the test sets of compared runs must share. The frames' hash is not in it: T may differ."""
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
@@ -180,13 +183,14 @@ def check_comparable(runs: Sequence[Run]) -> None:
         a, b = first.record.data, other.record.data
         if a["name"] != b["name"]:
             raise InputError(
-                f"one comparison needs one data set, got {a['name']} ({first.path}) and {b['name']} ({other.path}). Make a report for each."
+                f"one comparison needs one data set, got {a['name']} ({first.path}) and {b['name']} ({other.path}). "
+                "Make a report for each."
             )
         differ = [k for k in SAME_TEST if a["test"].get(k) != b["test"].get(k)]
         if differ:
             raise InputError(
-                f"{first.path} and {other.path} were tested on different samples of {a['name']} ({', '.join(differ)} differ). "
-                "Make a report for each."
+                f"{first.path} and {other.path} were tested on different samples of {a['name']} "
+                f"({', '.join(differ)} differ). Make a report for each."
             )
 
 

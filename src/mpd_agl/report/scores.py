@@ -1,12 +1,17 @@
-"""Loss and accuracy of a run."""
+"""Loss and accuracy of a run, and the accuracy of early answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.runs import Run
-from mpd_agl.report.section import Section, share
+from mpd_agl.report.section import PageSection, share
 
 
-def scores(run: Run) -> Section:
+def scores(run: Run) -> PageSection:
     """Curves over the epochs."""
     x = [e["epoch"] for e in run.epochs]
     first, last = run.epochs[0], run.epochs[-1]
@@ -38,8 +43,36 @@ def scores(run: Run) -> Section:
     lowest_words = f"after its lowest, {lowest['test_loss']:.3g}, at epoch {lowest['epoch']}"
     if lowest is last:
         lowest_words = "the lowest of the run"
+    course = f"is {last['train_loss']:.3g}"
+    if first is not last:
+        course = f"went from {first['train_loss']:.3g} to {last['train_loss']:.3g}"
     sentence = (
-        f"Training loss went from {first['train_loss']:.3g} to {last['train_loss']:.3g}; test loss is {last['test_loss']:.3g} at epoch "
-        f"{last['epoch']}, {lowest_words}, with {share(last['test_accuracy'], 2)} of the test set right."
+        f"Training loss {course}; test loss is {last['test_loss']:.3g} at epoch {last['epoch']}, {lowest_words}, "
+        f"with {share(last['test_accuracy'], 2)} of the test set right."
     )
-    return Section("scores", "Loss and accuracy", sentence, panels)
+    return PageSection("scores", "Loss and accuracy", sentence, panels)
+
+
+def early_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Accuracy over the mean number of steps, and over milliseconds per image; thresholds beside the points."""
+    with draw.style():
+        figure = Figure(figsize=(2 * draw.WIDTH, draw.HEIGHT))
+        axes = figure.subplots(1, 2, sharey=True)
+        ordered = sorted(rows, key=lambda r: float(r["threshold"]))
+        for panel, key, label in zip(
+            axes, ("mean_steps", "ms_per_image"), ("timesteps, mean", "ms per image"), strict=True
+        ):
+            draw.line(panel, [r[key] for r in ordered], [r["accuracy"] for r in ordered], color=draw.COLOURS[0])
+            for r in ordered:
+                panel.annotate(
+                    f"{r['threshold']:g}",
+                    (r[key], r["accuracy"]),
+                    xytext=(3, -9),
+                    textcoords="offset points",
+                    fontsize=7,
+                )
+            panel.set_xlabel(label)
+        axes[0].set_ylabel("accuracy")
+        draw.percent(axes[0].yaxis)
+        figure.suptitle(draw.plain(title), fontsize=8.5)
+    return figure

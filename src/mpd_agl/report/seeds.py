@@ -57,7 +57,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of a - b over seeds that both have; `half` is half the 95 % interval of Student's t, None for a single seed."""
+    """Mean of a - b over the seeds that both have, and half of its 95 % interval; None for a single seed."""
 
     mean: float
     half: float | None

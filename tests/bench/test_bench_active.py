@@ -1,4 +1,4 @@
-"""`mpd-agl bench events`: what its figures mean (rates read and imposed), who gets a ratio, what is told, where tables go. No times."""
+"""`mpd-agl bench active`: what its figures mean (rates read and imposed), who gets a ratio, what is said. No times."""
 
 import json
 from importlib.util import find_spec
@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mpd_agl.bench import active, active_layers, active_network, contenders
-from mpd_agl.bench.firing_rates import impose
-from mpd_agl.bench.rates import read_rates
-from mpd_agl.bench.setting import Setting
+from mpd_agl.bench.firing_rates import impose_rates, read_rates
+from mpd_agl.bench.workload import Workload
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
@@ -20,7 +19,6 @@ from tests.report import runfolder as made
 needs_native = pytest.mark.skipif(bool(native.load()[1]), reason="the native library is not here")
 TINY = ["--model", "cnn8", "--width-mult", "0.125", "--image-size", "8", "--batch", "2", "--quick", "--threads", "1"]
 RATES = {"layers": {f"conv{i}": {"rate": 0.05 * i} for i in range(1, 8)}}
-MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
 
 def test_rates_are_the_means_of_the_last_epochs_snapshots(tmp_path):
@@ -39,7 +37,7 @@ def test_imposed_rates_are_those_asked_for():
     net = create_model("cnn8", width_mult=0.0625, image_size=16)
     wanted = {f"conv{i}": 0.05 * i for i in range(1, 8)}
     x = torch.randn(8, 3, 16, 16)
-    told = impose(net, x, wanted)
+    told = impose_rates(net, x, wanted)
     assert {name: layer["rate"] for name, layer in told.items()} == pytest.approx(wanted, abs=0.01)
     seen = {}
     for name in wanted:
@@ -57,8 +55,8 @@ def test_no_speed_up_of_a_convolution_that_differs(monkeypatch):
     assert cell["difference"] < 1e-6
     assert cell["weight_gradient_difference"] < 1e-6
     assert cell["speed_up"] == pytest.approx(cell["ms"]["dense"] / cell["ms"]["event, lists and weights at hand"])
-    grad = active_layers.events.weight_grad
-    monkeypatch.setattr(active_layers.events, "weight_grad", lambda *a: grad(*a) * 1.0001)
+    grad = active_layers.active.weight_grad
+    monkeypatch.setattr(active_layers.active, "weight_grad", lambda *a: grad(*a) * 1.0001)
     cell = active_layers.one_convolution((16, 4, 2), 0.2, 1)
     assert [cell[key] for key in active_layers.SPEED_UPS] == [None] * 3
     assert "16, 4x4, 2" in active_layers.text([cell])
@@ -68,12 +66,12 @@ def test_no_speed_up_of_a_convolution_that_differs(monkeypatch):
 @needs_native
 @pytest.mark.parametrize("work", ["train", "infer"])
 def test_a_network_that_differs_is_seen(work):
-    setting = Setting(work=work, model="cnn8", width_mult=0.125, image_size=8, batch=2, threads=1)
-    base = active_network.network(setting, "dense")
+    setting = Workload(work=work, model="cnn8", width_mult=0.125, image_size=8, batch=2, threads=1)
+    base = contenders.create(setting, conv_impl="dense")
     x, _ = contenders.inputs(setting, base)
-    impose(base, x, dict.fromkeys(RATES["layers"], 0.2))
+    impose_rates(base, x, dict.fromkeys(RATES["layers"], 0.2))
     base.train(work == "train")
-    net, reference = active_network._ours(setting, "event", base), active_network.Reference(base, x)
+    net, reference = active_network.ours(setting, "event", base), active_network.Reference(base, x)
     assert reference.check(net).agrees
     assert active_network.layers_off(net, x)[0] < 1e-6
     with torch.no_grad():
@@ -91,16 +89,19 @@ def test_a_network_that_differs_is_seen(work):
 
 
 @needs_native
-def test_the_command_measures_prints_and_writes_the_page(tmp_path, capsys, monkeypatch):
+def test_the_command_measures_prints_and_keeps_the_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(active_layers, "SHAPES", ((16, 4, 16), (32, 2, 16)))
-    (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    out, page = tmp_path / "events.json", tmp_path / "page.md"
-    assert main(["bench", "events", "--rates", str(tmp_path / "rates.json"), *TINY, "-o", str(out)]) == 0
+    rates, out, figure = (tmp_path / name for name in ("rates.json", "active.json", "active.svg"))
+    rates.write_text(json.dumps(RATES))
+    files = ["--rates", str(rates), "-o", str(out), "--plot", str(figure)]
+    assert main(["bench", "active", *TINY, *files]) == 0
     printed, record = capsys.readouterr().out, json.loads(out.read_text())
-    assert record["what"] == "mpd-agl bench events"
+    assert record["what"] == "mpd-agl bench active"
     assert record["rates"] == RATES
     assert {"code", "versions", "hardware", "load_before"} <= set(record)
-    assert [(c["channels"], c["batch"]) for c in record["table"]["cells"]] == [(16, 2)] * 5 + [(32, 2)] * 5
+    assert [(c["channels"], c["batch"]) for c in record["table"]["cells"]] == [(16, 2)] * 8 + [(32, 2)] * 8
+    assert len(record["slowdown"]) == 2 + 2 + 16  # a pause before every round of a network and every cell
+    assert figure.read_bytes().startswith(b"<?xml")
     ours = ["auto", "event-driven everywhere", "dense"]
     assert set(record["inference"]["contenders"]) == {*ours, "ANN, batch N"}
     beside = {"dense convolutions alone"} | ({"SpikingJelly"} if find_spec("spikingjelly") else set())
@@ -115,66 +116,6 @@ def test_the_command_measures_prints_and_writes_the_page(tmp_path, capsys, monke
         assert "SpikingJelly: left out, it is not installed" in printed
     assert "16, 4x4, 2" in printed
     assert "ANN, batch N" in printed
-
-    page.write_text("before\n" + MARKS)
-    assert main(["bench", "page", "--events", str(out), "-o", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("before\n<!-- table: begin -->\n")
-    assert "old" not in text
-    assert "[Record](events.json)" in text
-    assert f"| dense | {record['inference']['contenders']['dense']['ms']:.1f} |" in text
-    assert text.endswith("<!-- network: end -->\nafter\n")
-    assert (tmp_path / "events-speedup.svg").read_bytes().startswith(b"<?xml")
-
-
-def record(**parts):
-    facts = {"setting": {"threads": 1, "simd": "avx2", "rounds": 7, "quick": False}, "hardware": {"cpu": "a processor"}}
-    facts |= {"versions": {"torch": "2.10"}, "code": {"commit": "0123456789ab", "changed": False}}
-    return {"what": active.WHAT, "rates": None, "load_before": 0.25, **facts, **parts}
-
-
-def test_docs_are_written_between_the_marks(tmp_path):
-    cell = {"channels": 128, "size": 32, "batch": 32, "rate": 0.14, "asked_rate": 0.14}
-    cell |= {"speed_up": 3.25, "speed_up_alone": None, "speed_up_weight_gradient": 5.0}
-    page, source = tmp_path / "events.md", tmp_path / "table.json"
-    page.write_text("before\n" + MARKS)
-    source.write_text(json.dumps(record(table={"cells": [cell]})))
-    assert main(["bench", "page", "--events", str(source), "-o", str(page)]) == 0
-    text = page.read_text()
-    head = (
-        "a processor, 1 threads, avx2, torch 2.10, 7 rounds, load 0.2 before, commit 012345678. [Record](table.json)."
-    )
-    assert text.startswith(f"before\n<!-- table: begin -->\n{head}\n")
-    assert "| 128, 32x32, 32 | 3.25x |" in text
-    assert "| 128, 32x32, 32 | differs |" in text
-    assert text.count("old") == 1  # the network's part is not in this record
-    assert (tmp_path / "events-speedup.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
-    times = {"auto": 100.0, "dense": 150.0, "SpikingJelly": 222.0}
-    agreed = {"agrees": True, "how": "", "differ": 0.0, "worst": 0.0}
-    part = {
-        "setting": Setting(width_mult=1.0, batch=16).to_dict(),
-        "rounds": 7,
-        "contenders": {n: {"ms": t, "spread_ms": [t, t], "agreement": agreed} for n, t in times.items()},
-        "ratios": {
-            "base": "auto",
-            "of": {n: {"time": t / 100, "range": [1, 2]} for n, t in times.items()},
-        },
-        "left_out": {},
-        "layers": {},
-    }
-    part["contenders"]["SpikingJelly"]["agreement"] = {**agreed, "agrees": False, "how": "stem differs"}
-    part["ratios"]["of"]["SpikingJelly"] = None
-    source, page = tmp_path / "record.json", tmp_path / "events.md"
-    source.write_text(json.dumps(record(training=part)))
-    page.write_text(MARKS)
-    assert main(["bench", "page", "--events", str(source), "-o", str(page)]) == 0
-    assert "| dense | 150.0 | 1.50 | 1.00 to 2.00 |\n| SpikingJelly | 222.0 | outputs differ | |" in page.read_text()
-    text = active_network.text(part)
-    assert "2.22" not in text
-    assert "SpikingJelly: no ratio, its outputs are not ours (stem differs)" in text
 
 
 @pytest.mark.parametrize(
@@ -194,7 +135,7 @@ def test_rates_that_cannot_be_used_are_told_in_a_sentence(content, said, tmp_pat
     source, out = tmp_path / "rates.json", tmp_path / "out.json"
     if content:
         source.write_text(content)
-    assert main(["bench", "events", "--rates", str(source), *TINY, "-o", str(out)]) == 2
+    assert main(["bench", "active", "--rates", str(source), *TINY, "-o", str(out)]) == 2
     assert said in (err := capsys.readouterr().err)
     assert "Traceback" not in err
     assert not out.exists()
@@ -203,13 +144,13 @@ def test_rates_that_cannot_be_used_are_told_in_a_sentence(content, said, tmp_pat
 def test_runs_that_hold_no_rates_are_told_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="no run record at"):
         read_rates(tmp_path)
-    silent = made.write(tmp_path / "silent", lines=made.events(monitored=False))
+    silent = made.write(tmp_path / "silent", lines=made.log_lines(monitored=False))
     with pytest.raises(InputError, match="was not monitored: it holds no firing rates. Train with --monitor.every 50."):
         read_rates(silent)
     torn = made.write(tmp_path / "torn", lines=[{"event": "monitor", "epoch": 1, "step": 1, "layers": {"stem": {}}}])
     with pytest.raises(InputError, match="rate_T' is missing"):
         read_rates(torn)
-    wild = made.events()
+    wild = made.log_lines()
     wild[-2]["layers"]["stem"]["rate_T"] = [float("nan")] * made.T
     with pytest.raises(InputError, match="are not what was written"):
         read_rates(made.write(tmp_path / "wild", lines=wild))
@@ -218,30 +159,16 @@ def test_runs_that_hold_no_rates_are_told_in_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["events", "--part", "tabel"], "Did you mean 'table'"),
-        (["events", "--part", "training"], "a whole network (training) needs firing rates"),
-        (["events", "--rate", "runs/a"], "Did you mean --rates?"),
-        (["events", "--threads", "0"], "threads must be at least 1"),
-        (["events", "--contenders", "native"], "Leave it out"),
-        (["events", "-o", "."], "is a folder"),
-        (["events", "--plot", "a.svg"], "bench page --events"),
-        (["page", "--events", "no.json"], "cannot be read"),
+        (["active", "--part", "tabel"], "Did you mean 'table'"),
+        (["active", "--part", "training"], "a whole network (training) needs firing rates"),
+        (["active", "--rate", "runs/a"], "Did you mean --rates?"),
+        (["active", "--threads", "0"], "threads must be at least 1"),
+        (["active", "--contenders", "native"], "unknown option --contenders"),
+        (["active", "-o", "."], "is a folder"),
+        (["active", "--part", "inference", "--plot", "a.svg"], "Add table to --part"),
     ],
 )
 @needs_native
 def test_mistakes_are_told_in_a_sentence(argv, said, capsys):
     assert main(["bench", *argv]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_page_of_another_kind_stays_as_it_is(tmp_path, capsys):
-    source, page = tmp_path / "record.json", tmp_path / "page.md"
-    page.write_text("no marks here\n")
-    source.write_text("{}")
-    assert main(["bench", "page", "--events", str(source), "-o", str(page)]) == 2
-    assert "is no record of mpd-agl bench events" in capsys.readouterr().err
-    source.write_text(json.dumps(record(training={})))
-    assert main(["bench", "page", "--events", str(source), "-o", str(page)]) == 2
-    assert "are not what was written ('setting' is missing)" in capsys.readouterr().err
-    assert page.read_text() == "no marks here\n"
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["page.md", "record.json"]

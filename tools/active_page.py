@@ -1,23 +1,29 @@
-"""docs/events.md from a record: its tables between the marks, and the plot beside the page."""
+"""Writes the tables and the plot of docs/active.md from a record of `mpd-agl bench active`.
 
+    python tools/active_page.py docs/results/active-table.json [-o docs/active.md]
+
+The tables stand between marks (HTML comments) in the page. A record replaces those of the parts that it has.
+"""
+
+import argparse
 import json
 import os
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from mpd_agl.bench import active_layers, active_network
+from mpd_agl.bench import active_layers, active_network, plot
 from mpd_agl.bench.active import WHAT
 from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 from mpd_agl.report import draw
 
-PLOT = "events-speedup.svg"
+PAGE, PLOT = Path("docs/active.md"), "active-speedup.svg"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record of `mpd-agl bench events`."""
+    """A record of `mpd-agl bench active`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,24 +37,25 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
-def write_docs(source: Path, page: Path) -> None:
+def write(source: Path, page: Path) -> None:
     """Replace what stands between the marks of the parts that the record has."""
     record = read(source)
     with reading(source):
-        made, plot = {}, b""
+        made, figure = {}, b""
         if "table" in record:
-            made["table"], plot = table_lines(record), draw.svg_file(figure(record["table"]["cells"]))
+            made["table"], figure = table_lines(record), draw.svg_file(plot.speed_ups(record["table"]["cells"]))
         if "inference" in record or "training" in record:
             made["network"] = network_lines(record)
     link = os.path.relpath(source, page.parent)
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"the page {page} cannot be read ({error.strerror}). Name docs/events.md with -o.") from None
+        raise InputError(f"the page {page} cannot be read ({error.strerror}). Name {PAGE} with -o.") from None
     for name, lines in made.items():
-        text = between(text, name, [f"{where(record)} [Record]({link}).", "", *lines], page)
-    if plot:
-        write_atomic(page.with_name(PLOT), plot)
+        head = textwrap.wrap(f"{measured_on(record)} [Record]({link}).", 120, break_on_hyphens=False)
+        text = between(text, name, [*head, "", *lines], page)
+    if figure:
+        write_atomic(page.with_name(PLOT), figure)
     write_atomic(page, text.encode())
 
 
@@ -58,19 +65,21 @@ def between(text: str, name: str, lines: list[str], page: Path) -> str:
     before, found, rest = text.partition(start)
     _, also, after = rest.partition(end)
     if not found or not also:
-        raise InputError(f"{page} has no marks '{start.strip()}' and '{end}'. Name docs/events.md with -o.")
+        raise InputError(f"{page} has no marks '{start.strip()}' and '{end}'. Name {PAGE} with -o.")
     return before + start + "\n".join(lines) + "\n" + end + after
 
 
-def where(record: dict[str, Any]) -> str:
-    """What the figures were measured with."""
+def measured_on(record: dict[str, Any]) -> str:
+    """What the figures were measured with, and how quiet the machine was."""
     s, h, code = record["setting"], record["hardware"], record["code"]
     commit = (code["commit"] or "unknown")[:9] + (", files changed" if code["changed"] else "")
     quick = ", a quick look" if s["quick"] else ""
-    load = "" if record["load_before"] is None else f", load {record['load_before']:.1f} before"
+    quiet = "" if record["load_before"] is None else f", load {record['load_before']:.1f} before"
+    if record.get("slowdown"):
+        quiet = f", a fixed loop between rounds at most {max(record['slowdown']):.2f} times its best"
     return (
         f"{h['cpu']}, {s['threads']} threads, {s['simd']}, torch {record['versions']['torch']}, "
-        f"{s['rounds']} rounds{quick}{load}, commit {commit}."
+        f"{s['rounds']} rounds{quick}{quiet}, commit {commit}."
     )
 
 
@@ -79,7 +88,8 @@ def table_lines(record: dict[str, Any]) -> list[str]:
     lines = []
     for key, title in active_layers.SPEED_UPS.items():
         at, rows = active_layers.rows(record["table"]["cells"], key)
-        lines += [f"| {title} | " + " | ".join(f"{100 * r:g} % active" for r in at) + " |"]
+        lines += [f"**{title[0].upper()}{title[1:]}**, by the share of active inputs:", ""]
+        lines += ["| channels, size, batch | " + " | ".join(f"{100 * r:g} %" for r in at) + " |"]
         lines += ["|---" * (len(at) + 1) + "|"]
         lines += [f"| {name} | " + " | ".join(shown) + " |" for name, shown in rows]
         lines.append("")
@@ -97,7 +107,7 @@ def network_lines(record: dict[str, Any]) -> list[str]:
             continue
         found = record[part]
         s = found["setting"]
-        title = f"{part}, {s['model']}, width {s['width']:g}, T={s['num_steps']}, batch {s['batch']}"
+        title = f"{part}, {s['model']}, width_mult {s['width_mult']:g}, T={s['num_steps']}, batch {s['batch']}"
         lines += [f"| {title} | ms | times ours | range |", "|---|---|---|---|"]
         for name, c in active_network.ordered(found):
             ratio = found["ratios"]["of"][name]
@@ -108,21 +118,18 @@ def network_lines(record: dict[str, Any]) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def figure(cells: list[dict[str, Any]]) -> Figure:
-    """Forward speed-up over the share of active inputs, a curve per shape."""
-    with draw.style():
-        made, (axes,) = draw.new(height=3.0)
-        shapes = dict.fromkeys((c["channels"], c["size"]) for c in cells)
-        for colour, (channels, size) in zip(draw.COLOURS, shapes, strict=False):
-            here = [c for c in cells if (c["channels"], c["size"]) == (channels, size) and c["speed_up"] is not None]
-            here.sort(key=lambda c: float(c["rate"]))
-            x, y = [c["rate"] for c in here], [c["speed_up"] for c in here]
-            draw.line(axes, x, y, color=colour, label=f"{channels} channels, {size}x{size}")
-        axes.axhline(1, color=draw.SOFT, linewidth=0.8)
-        draw.percent(axes.xaxis)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("inputs that are not zero")
-        axes.set_title("Dense time / event-driven time, forward")
-        draw.legend(made, axes, 3)
-    return made
+def main(argv: list[str] | None = None) -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, help="JSON of `mpd-agl bench active -o FILE`")
+    parser.add_argument("-o", "--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
+    a = parser.parse_args(argv)
+    try:
+        write(a.record, a.out)
+    except InputError as error:
+        sys.exit(str(error))
+    print(f"{a.out} written from {a.record}")
+
+
+if __name__ == "__main__":
+    main()

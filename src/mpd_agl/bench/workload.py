@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import MODELS
@@ -11,8 +11,8 @@ WORKS = ("train", "infer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One measurement's setting; checked when made. The contenders of a comparison share it."""
+class Workload:
+    """What every contender of one comparison computes; checked when made."""
 
     work: Literal["train", "infer"] = "train"
     """`train`: forward, loss, backward, update; `infer`: evaluation mode without gradients."""
@@ -25,7 +25,7 @@ class Setting:
     method: str = "mpd-agl"
     threads: int = 2
     fresh_pages: bool = False
-    """Leave the allocator at glibc's default; else every contender keeps its freed pages."""
+    """True: freed memory goes back to the system, as glibc does by default. False: every contender keeps its pages."""
 
     def __post_init__(self) -> None:
         if self.work not in WORKS:
@@ -44,12 +44,12 @@ class Setting:
 
     @property
     def frames(self) -> bool:
-        """Whether the network was made for event data: T frames that differ, not one image T times."""
+        """Whether the network takes T frames that differ (camera data) and not one image T times."""
         return bool(MODELS[self.model].defaults["in_channels"] == 2)
 
     @property
     def title(self) -> str:
-        """In one line."""
+        """The workload in one line."""
         what = "training step" if self.work == "train" else "inference"
         size = f", {self.image_size}x{self.image_size}" if self.image_size else ""
         return (
@@ -61,8 +61,8 @@ class Setting:
         """For JSON and for the contenders' processes."""
         return asdict(self)
 
-
-def from_dict(values: dict[str, Any]) -> Setting:
-    """A setting again, from a record."""
-    known = {f.name for f in fields(Setting)}
-    return Setting(**{k: v for k, v in values.items() if k in known})
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read a workload back from a record."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in known})

@@ -1,0 +1,129 @@
+"""The pages under docs that tools make from records: what was asked, what came, what is missing."""
+
+import json
+
+import pytest
+
+from mpd_agl.bench import active, active_network, compare
+from mpd_agl.bench.workload import Workload
+from tests.bench.test_bench import record as comparison
+from tools import active_page, performance_page
+
+MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
+
+
+def test_the_page_says_what_was_asked_what_came_and_what_is_missing(tmp_path):
+    narrow = comparison()
+    narrow["setting"] |= {"width_mult": 0.125, "batch": 100, "image_size": 0}
+    narrow["contenders"]["convs"] = narrow["contenders"]["native"]
+    narrow["ratios"]["of"]["convs"] = {"time": 0.8, "range": [0.75, 0.85], "peak_memory": 0.9}
+    narrow["ratios_auto"] = {
+        "base": "native+auto",
+        "of": {"ann": {"time": 1.25, "range": [1.0, 1.6], "peak_memory": 2.0}},
+    }
+    (tmp_path / "train-narrow.json").write_text(json.dumps(narrow))
+    (tmp_path / "train-full.json").write_text(json.dumps(narrow))  # of another setting than its name says
+    performance_page.main(["--records", str(tmp_path), "-o", str(tmp_path / "page.md")])
+    page = (tmp_path / "page.md").read_text()
+    rows = page.splitlines()
+    assert (
+        "| train-narrow | ANN, batch T*N | at most 0.7x its time | 0.44x (0.40 to 0.50) "
+        "| **0.80x (0.62 to 1.00)** | 0.36x |" in rows
+    )
+    assert (
+        "| train-narrow | its convolutions | at most 1.25x its time | 1.25x (1.18 to 1.33) | not measured |  |" in rows
+    )
+    assert "| train-narrow | SpikingJelly | at least 2.5x faster | not measured | not measured |  |" in rows
+    # train-full.json holds another setting than its name says; train-vggsnn.json is not there
+    assert "| train-full | SpikingJelly | at least 1.18x faster | not measured | not measured |  |" in rows
+    assert "| train-vggsnn | SpikingJelly | at least 2.2x faster | not measured | not measured |  |" in rows
+    assert "a fixed loop between rounds took at most 1.10 times its best" in " ".join(page.split())
+    assert max(map(len, rows)) <= 120
+    assert (tmp_path / "train-narrow.svg").is_file()
+
+
+def test_a_page_without_records_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="tools/measure_performance.sh"):
+        performance_page.main(["--records", str(tmp_path), "-o", str(tmp_path / "page.md")])
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_the_page_shows_the_paths_of_a_trained_network(tmp_path):
+    early = [{"threshold": 0.8, "accuracy": 0.982, "mean_steps": 1.0574, "ms_per_image": 0.5}]
+    found = {"num_steps": 4, "accuracy": 0.98, "loss": 0.1, "samples": 1000, "early": early}
+    said = {
+        "results": [found],
+        "config": {"model": {"name": "cnn8", "width_mult": 0.25}, "data": "mnist5k"},
+        "threads": 2,
+        **compare.provenance(),
+    }
+    for name in ("plain", "int8", "early"):
+        (tmp_path / f"evaluate-{name}.json").write_text(json.dumps(said))
+    performance_page.main(["--records", str(tmp_path), "-o", str(tmp_path / "page.md")])
+    page = (tmp_path / "page.md").read_text()
+    assert "| int8 | 98.00 % | 0.10000 | 1000 |" in page
+    assert "| 0.8 | 98.20 % | 1.057 | 0.500 |" in page
+    assert "| train-narrow | snnTorch | at least 3x faster | not measured | not measured |  |" in page
+
+
+def active_record(**parts):
+    facts = {"setting": {"threads": 1, "simd": "avx2", "rounds": 7, "quick": False}, "hardware": {"cpu": "a processor"}}
+    facts |= {"versions": {"torch": "2.10"}, "code": {"commit": "0123456789ab", "changed": False}}
+    return {"what": active.WHAT, "rates": None, "load_before": 0.25, **facts, **parts}
+
+
+def test_docs_are_written_between_the_marks(tmp_path):
+    cell = {"channels": 128, "size": 32, "batch": 32, "rate": 0.14, "asked_rate": 0.14}
+    cell |= {"speed_up": 3.25, "speed_up_alone": None, "speed_up_weight_gradient": 5.0}
+    page, source = tmp_path / "active.md", tmp_path / "table.json"
+    page.write_text("before\n" + MARKS)
+    source.write_text(json.dumps(active_record(table={"cells": [cell]})))
+    active_page.main([str(source), "-o", str(page)])
+    text = page.read_text()
+    head = (
+        "a processor, 1 threads, avx2, torch 2.10, 7 rounds, load 0.2 before, commit 012345678. [Record](table.json)."
+    )
+    assert text.startswith(f"before\n<!-- table: begin -->\n{head}\n")
+    assert "| 128, 32x32, 32 | 3.25x |" in text
+    assert "| 128, 32x32, 32 | differs |" in text
+    assert text.count("old") == 1  # the network's part is not in this record
+    assert (tmp_path / "active-speedup.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
+    times = {"auto": 100.0, "dense": 150.0, "SpikingJelly": 222.0}
+    agreed = {"agrees": True, "how": "", "differ": 0.0, "worst": 0.0}
+    part = {
+        "setting": Workload(width_mult=1.0, batch=16).to_dict(),
+        "rounds": 7,
+        "contenders": {n: {"ms": t, "spread_ms": [t, t], "agreement": agreed} for n, t in times.items()},
+        "ratios": {
+            "base": "auto",
+            "of": {n: {"time": t / 100, "range": [1, 2]} for n, t in times.items()},
+        },
+        "left_out": {},
+        "layers": {},
+    }
+    part["contenders"]["SpikingJelly"]["agreement"] = {**agreed, "agrees": False, "how": "stem differs"}
+    part["ratios"]["of"]["SpikingJelly"] = None
+    source, page = tmp_path / "record.json", tmp_path / "active.md"
+    source.write_text(json.dumps(active_record(training=part)))
+    page.write_text(MARKS)
+    active_page.main([str(source), "-o", str(page)])
+    assert "| dense | 150.0 | 1.50 | 1.00 to 2.00 |\n| SpikingJelly | 222.0 | outputs differ | |" in page.read_text()
+    text = active_network.text(part)
+    assert "2.22" not in text
+    assert "SpikingJelly: no ratio, its outputs are not ours (stem differs)" in text
+
+
+def test_a_page_of_another_kind_stays_as_it_is(tmp_path):
+    source, page = tmp_path / "record.json", tmp_path / "page.md"
+    page.write_text("no marks here\n")
+    source.write_text("{}")
+    with pytest.raises(SystemExit, match="is no record of mpd-agl bench active"):
+        active_page.main([str(source), "-o", str(page)])
+    source.write_text(json.dumps(active_record(training={})))
+    with pytest.raises(SystemExit, match=r"are not what was written \('setting' is missing\)"):
+        active_page.main([str(source), "-o", str(page)])
+    assert page.read_text() == "no marks here\n"
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["page.md", "record.json"]
