@@ -26,7 +26,7 @@ def trained(name: str, seed: int, **options: Any) -> Network:
         for key, tensor in net.state_dict().items():
             if "running_var" in key or key.endswith("norm.weight"):
                 tensor.uniform_(0.5, 2)
-            elif tensor.is_floating_point() and "conv.weight" not in key:
+            elif tensor.is_floating_point() and "synapse.weight" not in key:
                 tensor.normal_(0, 0.3)
     return net.eval()
 
@@ -49,7 +49,7 @@ def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
             continue
         block, part, name = key.rsplit(".", 2)
         layer, spike = places[block]
-        if part == "conv":
+        if part == "synapse":
             out[f"{layer}.layer.{name}"] = tensor.clone()
             if block == "fc1":
                 out[f"{layer}.layer.bias"] = torch.randn(len(tensor))

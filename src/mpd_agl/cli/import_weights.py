@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--method", default="mpd-agl", help="default mpd-agl")
     for name, kind in (("num-classes", int), ("num-steps", int), ("in-channels", int), ("image-size", int)):
         p.add_argument(f"--{name}", type=kind, metavar="N", help="default: the network's")
-    for name in ("width_mult", "v-th", "alpha"):
+    for name in ("width-mult", "v-th", "alpha"):
         p.add_argument(f"--{name}", type=float, metavar="X", help="default: the network's")
     p.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     p.add_argument("--json", action="store_true", help="print which layer went where, as JSON")

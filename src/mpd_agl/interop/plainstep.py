@@ -71,7 +71,7 @@ class PlainBlock(nn.Module):
         s_SNC: Tensor,
         num_steps: int | None = None,
         *,
-        plus: Tensor | None = None,
+        residual: Tensor | None = None,
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
@@ -87,7 +87,7 @@ class PlainBlock(nn.Module):
             v = self.tau * torch.where(spikes[-1], 0.0, v) + i_SNC[t if S > 1 else 0]
             spikes.append(v >= self.v_th)
         s_TNC = torch.stack(spikes).to(s_SNC.dtype)
-        return s_TNC if plus is None else s_TNC + plus
+        return s_TNC if residual is None else s_TNC + residual
 
 
 def plain_network(net: Network, *, int8: bool = False) -> Network:
