@@ -1,21 +1,21 @@
-"""A folded network in the plainest operators, for a graph that another program reads: convolution, add, multiply, compare, select.
+"""A folded network in the plainest operators, as other programs read them: convolve, add, multiply, compare, select.
 
-With `int8`, hidden layers have whole weights of 8 bits and one scale per output channel. Their inputs are spikes, spike counts, or (behind
-average pooling) quarters of them: whole numbers after a factor of 4. Products of whole numbers this small are exact in float32 too, so
-float arithmetic on whole weights gives what integer arithmetic gives.
+With `int8`, hidden layers have weights of 8 bits and one scale per output channel. Their inputs are spikes, sums of spikes,
+or (behind average pooling) quarters of them, which a factor of 4 makes whole. Products of whole numbers this small are exact
+in float32, so float arithmetic on whole weights gives what integer arithmetic gives.
 """
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.models import Network
-from mpd_agl.nn import Current, SpikingBlock, fold
+from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, SpikingBlock, fold
 
 LARGEST = 127
+Net = TypeVar("Net", bound=nn.Module)
 
 
 def whole(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,20 +31,20 @@ def whole(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(weight / scale_C.view(shape)).to(torch.int8), scale_C
 
 
-class WholeSynapses(nn.Module):
+class WholeSynapse(nn.Module):
     """A convolution or linear layer with int8 weights, a scale per channel, and its bias in float."""
 
-    def __init__(self, synapses: nn.Conv2d | nn.Linear) -> None:
+    def __init__(self, synapse: nn.Conv2d | nn.Linear) -> None:
         super().__init__()
-        q, scale_C = whole(synapses.weight.detach())
+        q, scale_C = whole(synapse.weight.detach())
         self.register_buffer("weight", q)
-        shape = (-1, 1, 1) if isinstance(synapses, nn.Conv2d) else (-1,)
+        shape = (-1, 1, 1) if isinstance(synapse, nn.Conv2d) else (-1,)
         self.register_buffer("scale", scale_C.view(shape))
-        bias = torch.zeros_like(scale_C) if synapses.bias is None else synapses.bias.detach()
+        bias = torch.zeros_like(scale_C) if synapse.bias is None else synapse.bias.detach()
         self.register_buffer("bias", bias.view(shape).clone())
-        self.geometry: tuple[Any, Any] | None = None
-        if isinstance(synapses, nn.Conv2d):
-            self.geometry = synapses.stride, synapses.padding
+        self.geometry: tuple[Any, ...] | None = None
+        if isinstance(synapse, nn.Conv2d):
+            self.geometry = synapse.stride, synapse.padding, synapse.dilation, synapse.groups
 
     def forward(self, s_NC: Tensor) -> Tensor:
         """The current."""
@@ -57,14 +57,16 @@ class WholeSynapses(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """A folded block: the current of T steps at once, then Eq. 2-3 step by step."""
+    """A folded block: the current of all T steps at once, then Eq. 2-3 step by step."""
 
     def __init__(self, block: SpikingBlock, int8: bool) -> None:
         super().__init__()
-        synapses = block.synapse
-        assert isinstance(synapses, nn.Conv2d | nn.Linear)
-        self.synapse: nn.Module = WholeSynapses(synapses) if int8 else synapses
-        self.tau, self.v_th = float(block.neuron.tau.detach()), block.neuron.v_th
+        synapse, neuron = block.synapse, block.neuron
+        assert isinstance(synapse, nn.Conv2d | nn.Linear)
+        if type(neuron) not in (LIF, PLIF):
+            raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
+        self.synapse: nn.Module = WholeSynapse(synapse) if int8 else synapse
+        self.tau, self.v_th = float(neuron.tau.detach()), neuron.v_th
 
     def forward(
         self,
@@ -75,7 +77,7 @@ class PlainBlock(nn.Module):
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
-        """Spikes of T steps, with what is to be added to them."""
+        """Spikes of T steps, plus `residual`; `add(add_from)` is a second current for the neuron."""
         S, T = s_SNC.shape[0], s_SNC.shape[0] if num_steps is None else num_steps
         y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
@@ -90,17 +92,30 @@ class PlainBlock(nn.Module):
         return s_TNC if residual is None else s_TNC + residual
 
 
-def plain_network(net: Network, *, int8: bool = False) -> Network:
-    """A copy for export, folded, of plain operators; `int8` for all synapses but the stem (its input is real) and the readout."""
-    if net.options.ann:
+def folded(net: Net) -> Net:
+    """A copy whose tdBN layers are in the synapses; the copy of a network that is folded already."""
+    if any(isinstance(m, AnnBlock) for m in net.modules()):
         raise InputError("export takes spiking networks, got an ANN.")
-    folded = net if not any(isinstance(m, SpikingBlock) and m.norm is not None for m in net.modules()) else fold(net)
-    out = copy.deepcopy(folded)
+    blocks = [m for m in net.modules() if isinstance(m, SpikingBlock)]
+    if not blocks:
+        raise InputError(
+            f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
+            "Build its spiking layers from SpikingBlock."
+        )
+    return fold(net) if any(b.norm is not None for b in blocks) else copy.deepcopy(net)
+
+
+def plain_network(net: Net, *, int8: bool = False) -> Net:
+    """A folded copy in plain operators.
+
+    `int8` is for all synapses but the first block's, whose input is real, and the readout's.
+    """
+    out = folded(net)
     blocks = [(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]
     for number, (name, block) in enumerate(blocks):
         parent, _, leaf = name.rpartition(".")
         setattr(out.get_submodule(parent), leaf, PlainBlock(block, int8 and number > 0))
     for module in out.modules():
         if int8 and isinstance(module, Current) and isinstance(module.synapse, nn.Conv2d | nn.Linear):
-            module.synapse = WholeSynapses(module.synapse)
+            module.synapse = WholeSynapse(module.synapse)
     return out.eval()
