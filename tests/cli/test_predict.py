@@ -1,4 +1,4 @@
-"""`mpd-agl predict` on pictures as people have them: drawn on transparent ground, photographed, of any size and format."""
+"""`mpd-agl predict` on pictures as people have them: on transparent ground, photographed, of any size and format."""
 
 import json
 from pathlib import Path

@@ -32,7 +32,7 @@ def trained(name: str, seed: int, **options: Any) -> Network:
 
 
 def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
-    """The state of their published ResNet-19: the first linear layer has a bias before its norm, the last layer has none."""
+    """Their published ResNet-19: the first linear layer has a bias before its norm, the last layer has none."""
     places = {"stem": ("encode.0", "encode.1"), "fc1": ("fc.0", "fc.1")}
     number = 0
     for stage, blocks in ((1, 3), (2, 3), (3, 2)):

@@ -1,9 +1,11 @@
 """A trained network (VGG, CNN-8, ResNet) as a NIR graph: convolution, LIF, pooling, affine; tdBN is folded.
 
-NIR's LIF is continuous: `tau dv/dt = -v + R i`. A forward Euler step of `DT` is our Eq. 2 when `tau_nir = DT/(1 - tau)` and
-`R = tau_nir/DT`, because then `v <- tau v + i`. Tools that read NIR take the same DT. NIR fires at `v > v_th`, ours at `>=`.
-A node adds up what its edges bring. So a sum needs no node of its own: SEW-ADD is edges from several neurons into the next
-synapse, and the block of Zheng et al. 2021 is edges from two synapses into one neuron.
+NIR's LIF is continuous: `tau dv/dt = -v + R i`. A forward Euler step of `DT` is our Eq. 2
+when `tau_nir = DT/(1 - tau)` and `R = tau_nir/DT`, because then `v <- tau v + i`. Tools that read NIR take the same DT.
+NIR fires at `v > v_th`, ours at `>=`.
+
+A node adds up what its edges bring. So a sum needs no node of its own: SEW-ADD is edges from several neurons into the
+next synapse, and the block of Zheng et al. 2021 is edges from two synapses into one neuron.
 """
 
 import io

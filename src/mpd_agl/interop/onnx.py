@@ -30,9 +30,9 @@ def export_onnx(
     """Write the file: input `x`, images (batch, C, H, W) or frames (T, batch, C, H, W); output `logits` (T, batch, K).
 
     `net` is a network of this package, or your own module made of `SpikingBlock`s together with an `example` input.
-    `frames` says that the batch is the input's second axis. `int8` stores hidden weights as whole numbers of 8 bits with a
-    scale per channel, a quarter of the size. If ONNX Runtime is installed, the file is checked before it is written, and
-    the largest difference to torch is returned; otherwise None.
+    `frames` says that the batch is the input's second axis. `int8` stores hidden weights as whole numbers of 8 bits
+    with a scale per channel, a quarter of the size. If ONNX Runtime is installed, the file is checked before it is
+    written, and the largest difference to torch is returned; otherwise None.
     """
     check_installed("onnx", "onnx", "onnxscript")
     plain = plain_network(net, int8=int8).cpu()
@@ -57,8 +57,8 @@ def export_onnx(
             raise
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:160]
         raise InputError(
-            f"torch cannot trace {type(net).__name__}.forward for ONNX ({reason}). Use SpikingBlock, torch's own layers "
-            "and operators, and no branches on values."
+            f"torch cannot trace {type(net).__name__}.forward for ONNX ({reason}). "
+            "Use SpikingBlock, torch's own layers and operators, and no branches on values."
         ) from error
     content = program.model_proto.SerializeToString()
     difference = None

@@ -1,8 +1,8 @@
 """A folded network in the plainest operators, as other programs read them: convolve, add, multiply, compare, select.
 
-With `int8`, hidden layers have weights of 8 bits and one scale per output channel. Their inputs are spikes, sums of spikes,
-or (behind average pooling) quarters of them, which a factor of 4 makes whole. Products of whole numbers this small are exact
-in float32, so float arithmetic on whole weights gives what integer arithmetic gives.
+With `int8`, hidden layers have weights of 8 bits and one scale per output channel. Their inputs are spikes, sums of
+spikes, or (behind average pooling) quarters of them, which a factor of 4 makes whole. Products of whole numbers this
+small are exact in float32, so float arithmetic on whole weights gives what integer arithmetic gives.
 """
 
 import copy

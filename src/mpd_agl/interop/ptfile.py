@@ -1,9 +1,9 @@
 """A `.pt` file as named tensors, and nothing else.
 
-`torch.load(weights_only=True)` runs no code, but a hostile file can still make it hang or fill the memory. So this file
-looks first: the zip must be uncompressed and hold no more than its own size, and its pickle must not nest deeply, because
-hashing a tuple of tuples that share tuples takes exponential time. A caller compares a tensor's shape before it computes
-with it: a stride of 0 makes a few bytes look like terabytes.
+`torch.load(weights_only=True)` runs no code, but a hostile file can still make it hang or fill the memory. So this
+file looks first: the zip must be uncompressed and hold no more than its own size, and its pickle must not nest
+deeply, because hashing a tuple of tuples that share tuples takes exponential time. A caller compares a tensor's shape
+before it computes with it: a stride of 0 makes a few bytes look like terabytes.
 """
 
 import pickle

@@ -1,7 +1,7 @@
 """State dicts of other programs as the state of a network of this package.
 
-Layers are paired in the order in which they were registered, kind by kind (synapse, norm, neuron), because programs differ
-in the names of their layers but not in the order. Every shape must fit; nothing is guessed.
+Layers are paired in the order in which they were registered, kind by kind (synapse, norm, neuron), because programs
+differ in the names of their layers but not in the order. Every shape must fit; nothing is guessed.
 
 | source | weight of the norm | decay | fires at |
 |---|---|---|---|
@@ -9,8 +9,8 @@ in the names of their layers but not in the order. Every shape must fit; nothing
 | `authors` (their published code) | gamma | `tau = sigmoid(w)`, so `rho = w` | `v >= v_th` |
 | `spikingjelly` | `gamma * alpha * v_th` | `tau = 1 - sigmoid(w)`, so `rho = -w` | `v >= v_th` |
 
-SpikingJelly's row holds for `decay_input=False` and `v_reset=0`. A missing bias is zero: the authors' last layer has none.
-A bias in front of a norm moves into the norm's running mean: `(x + b) - mean = x - (mean - b)`.
+SpikingJelly's row holds for `decay_input=False` and `v_reset=0`. A missing bias is zero: the authors' last layer has
+none. A bias in front of a norm moves into the norm's running mean: `(x + b) - mean = x - (mean - b)`.
 """
 
 from collections.abc import Mapping
