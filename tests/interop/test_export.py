@@ -9,9 +9,9 @@ from torch import nn
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.interop.export import check_installed, write_export
-from mpd_agl.interop.plainstep import WholeSynapse, plain_network, whole
+from mpd_agl.interop.plainstep import PlainNeuron, WholeSynapse, plain_network, whole
 from mpd_agl.models import create_model
-from mpd_agl.nn import Readout, SpikingBlock, TdBatchNorm, fold, over_time
+from mpd_agl.nn import LIF, Current, Readout, SpikingBlock, TdBatchNorm, fold, over_time
 
 
 def network(name, **options):
@@ -55,6 +55,26 @@ def test_whole_weights_are_near_and_the_arithmetic_is_exact():
     assert torch.equal(WholeSynapse(conv)(s.float()), expected)
 
 
+@pytest.mark.parametrize("reset", ["hard", "soft"])
+@pytest.mark.parametrize("decay_input", [False, True])
+def test_a_plain_neuron_follows_the_options_of_its_neuron(reset, decay_input):
+    torch.manual_seed(0)
+    tau_C, v_th_C = torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0.5, 1.0, 0.7])
+    neuron = LIF()
+    neuron.tau, neuron.v_th, neuron.reset, neuron.decay_input = tau_C, v_th_C, reset, decay_input
+    i_TNC = torch.randn(6, 4, 3) + 0.4
+    kept, spikes = torch.zeros(4, 3), []
+    for i_NC in i_TNC:
+        v = tau_C * kept + (i_NC * (1 - tau_C) if decay_input else i_NC)
+        spikes.append((v >= v_th_C).float())
+        kept = v * (1 - spikes[-1]) if reset == "hard" else v - v_th_C * spikes[-1]
+    expected = torch.stack(spikes)
+    assert 0.1 < expected.mean() < 0.9
+    assert torch.equal(PlainNeuron(neuron)(i_TNC), expected)
+    one = PlainNeuron(neuron)(i_TNC[:1], torch.ones(6))
+    assert torch.equal(one, PlainNeuron(neuron)(i_TNC[:1].expand(6, 4, 3)))
+
+
 def test_int8_leaves_stem_and_readout_alone():
     net, _ = network("cnn8")
     plain = plain_network(net, int8=True)
@@ -66,9 +86,9 @@ def test_int8_leaves_stem_and_readout_alone():
 def test_int8_takes_the_shortcuts_that_are_currents_too():
     net, x = network("resnet19", block="zheng", num_steps=3)
     plain = plain_network(net, int8=True)
-    shortcut = plain.get_submodule("stage2.block1.shortcut")
+    first = lambda net: next(m for m in net.modules() if isinstance(m, Current) and m.synapse is not None)  # noqa: E731
+    shortcut, folded = first(plain), first(fold(net))
     assert type(shortcut.synapse) is WholeSynapse
-    folded = fold(net).get_submodule("stage2.block1.shortcut")
     s_TNC = torch.randint(0, 2, (3, 2, folded.synapse.in_channels, 8, 8)).float()
     with torch.no_grad():
         expected = folded(s_TNC)
@@ -132,12 +152,14 @@ class OwnNetwork(nn.Module):
         self.conv1 = SpikingBlock(nn.Conv2d(2, 8, 3, padding=1, bias=False), backend="eager")
         self.conv2 = SpikingBlock(nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False), method="lsg", backend="eager")
         self.pool = nn.AvgPool2d(2)
-        self.readout = Readout(8 * 5 * 5, 4)
+        self.fc = nn.Linear(8 * 5 * 5, 16)
+        self.neuron = LIF(tau=0.5, backend="eager")
+        self.readout = Readout(16, 4)
 
     def forward(self, images):
         s = self.conv1(images.unsqueeze(0), self.num_steps)
         s = over_time(self.pool, self.conv2(s, residual=s))
-        return self.readout(s.flatten(2))
+        return self.readout(self.neuron(2 * self.fc(s.flatten(2)), torch.ones(self.num_steps)))
 
 
 def own_network():
@@ -174,7 +196,7 @@ def test_an_own_network_that_cannot_be_exported_is_a_sentence(tmp_path):
         export_onnx(net, tmp_path / "a.onnx")
     with pytest.raises(InputError, match=r"made of mpd_agl.nn.SpikingBlock, and Linear has none"):
         export_onnx(nn.Linear(2, 2), tmp_path / "a.onnx", example=torch.randn(3, 2))
-    net.forward = lambda images: net.readout(net.conv1(images[None], int(images.sum() > 0) + 1).flatten(2))
+    net.forward = lambda images: net.readout(net.fc(net.conv1(images[None], int(images.sum() > 0) + 1).flatten(2)))
     with pytest.raises(InputError, match=r"torch cannot trace OwnNetwork.forward for ONNX \(.+\). Use SpikingBlock"):
         export_onnx(net, tmp_path / "a.onnx", example=x)
     assert list(tmp_path.iterdir()) == []

@@ -18,11 +18,11 @@ from torch import nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.interop.export import check_installed, write_export
-from mpd_agl.interop.plainstep import folded
+from mpd_agl.interop.plainstep import PlainNeuron, folded
 from mpd_agl.models import Network
 from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
 from mpd_agl.models.vgg import ConvNet
-from mpd_agl.nn import LIF, PLIF, Current, SpikingBlock
+from mpd_agl.nn import Current, SpikingBlock
 
 DT = 1e-4
 """Seconds of one timestep, as snnTorch and others read NIR."""
@@ -91,18 +91,28 @@ class GraphBuilder:
     def block(self, name: str, block: nn.Module, flow: Flow, second: Flow | None = None) -> Flow:
         """Synapse and neuron; `second` is a current that is added before the neuron."""
         assert isinstance(block, SpikingBlock)
-        neuron = block.neuron
-        if type(neuron) not in (LIF, PLIF):
-            raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
         current = self.synapse(name, block.synapse, flow)
         if second is not None:
             current = current + second
-        full = torch.ones(current.shape, dtype=torch.float64).numpy()
-        tau = DT / (1 - float(neuron.tau))
-        node = self.nir.LIF(
-            tau=tau * full, r=tau / DT * full, v_leak=0 * full, v_threshold=neuron.v_th * full, v_reset=0 * full
+        return self.add(f"{name}_lif", self.neuron(block.neuron, current.shape), current, current.shape)
+
+    def neuron(self, neuron: nn.Module, shape: tuple[int, ...]) -> Any:
+        """NIR's LIF: one value for each neuron."""
+        plain = PlainNeuron(neuron)
+        if plain.soft_reset:
+            raise InputError("NIR's LIF resets to a potential, got a neuron with reset='soft'. Use ONNX.")
+        # Per neuron: the sum with zeros gives every value the shape of the layer.
+        tau, v_th = (
+            (torch.as_tensor(plain.shaped(k, 1 + len(shape)), dtype=torch.float64) + torch.zeros(1, *shape))[0].numpy()
+            for k in ("tau", "v_th")
         )
-        return self.add(f"{name}_lif", node, current, current.shape)
+        if (tau >= 1).any():
+            raise InputError("NIR's LIF leaks, got a neuron with tau=1. Use ONNX.")
+        tau_nir = DT / (1 - tau)
+        r = tau_nir / DT
+        return self.nir.LIF(
+            tau=tau_nir, r=0 * r + 1 if plain.decay_input else r, v_leak=0 * r, v_threshold=v_th, v_reset=0 * r
+        )
 
     def pool(self, name: str, size: int, flow: Flow) -> Flow:
         """Average pooling."""
@@ -164,7 +174,8 @@ def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
             out = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow))
             flow = out + (flow if block.shortcut is None else graph.block(f"{name}.shortcut", block.shortcut, flow))
         elif isinstance(block, ZhengBlock):
-            second = graph.current(f"{name}.shortcut", block.shortcut, flow)
+            (shortcut,) = getattr(block.conv2, "currents", None) or [block.shortcut]
+            second = graph.current(f"{name}.shortcut", shortcut, flow)
             flow = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow), second)
     if flow.shape[1] > 1:
         flow = graph.pool("average", flow.shape[1], flow)

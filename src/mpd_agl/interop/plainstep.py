@@ -6,13 +6,14 @@ small are exact in float32, so float arithmetic on whole weights gives what inte
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, SpikingBlock, fold
+from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, Neuron, SpikingBlock, fold
 
 LARGEST = 127
 Net = TypeVar("Net", bound=nn.Module)
@@ -56,17 +57,66 @@ class WholeSynapse(nn.Module):
         return y * self.get_buffer("scale") + self.get_buffer("bias")
 
 
+class PlainNeuron(nn.Module):
+    """LIF or PLIF as Eq. 2-3 are written, step by step: decay, threshold and reset of the neuron, and no surrogate."""
+
+    def __init__(self, neuron: nn.Module) -> None:
+        super().__init__()
+        if type(neuron) not in (LIF, PLIF):
+            raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
+        for name in ("tau", "v_th"):
+            value = torch.as_tensor(getattr(neuron, name)).detach()
+            if value.numel() == 1:
+                setattr(self, name, float(value))
+            else:
+                self.register_buffer(name, value.clone())
+        self.soft_reset = getattr(neuron, "reset", "hard") == "soft"
+        self.decay_input = bool(getattr(neuron, "decay_input", False))
+        self.channel_dim = int(getattr(neuron, "channel_dim", 2))
+
+    def shaped(self, name: str, dim: int) -> Any:
+        """A number, or one value per channel in the shape of one timestep with `dim` axes."""
+        value = getattr(self, name)
+        if isinstance(value, float):
+            return value
+        shape = [1] * dim
+        shape[self.channel_dim - 1] = -1
+        return value.view(shape)
+
+    def forward(
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor | None = None,
+        *,
+        num_steps: int | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Spikes of T steps, plus `residual`; the widths `kappa_T` mean nothing without a backward pass."""
+        S = i_SNC.shape[0]
+        T = num_steps or (S if kappa_T is None else kappa_T.shape[0])
+        tau, v_th = (self.shaped(name, i_SNC.dim() - 1) for name in ("tau", "v_th"))
+        if self.decay_input:
+            i_SNC = (1 - tau) * i_SNC
+        v = i_SNC[0]
+        spikes = [v >= v_th]
+        for t in range(1, T):
+            kept = torch.where(spikes[-1], v - v_th if self.soft_reset else 0.0, v)
+            v = tau * kept + i_SNC[t if S > 1 else 0]
+            spikes.append(v >= v_th)
+        s_TNC = torch.stack(spikes).to(i_SNC.dtype)
+        return s_TNC if residual is None else s_TNC + residual
+
+
 class PlainBlock(nn.Module):
-    """A folded block: the current of all T steps at once, then Eq. 2-3 step by step."""
+    """A folded block: the current of all T steps at once, then the neuron step by step."""
 
     def __init__(self, block: SpikingBlock, int8: bool) -> None:
         super().__init__()
-        synapse, neuron = block.synapse, block.neuron
+        synapse = block.synapse
         assert isinstance(synapse, nn.Conv2d | nn.Linear)
-        if type(neuron) not in (LIF, PLIF):
-            raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
         self.synapse: nn.Module = WholeSynapse(synapse) if int8 else synapse
-        self.tau, self.v_th = float(neuron.tau.detach()), neuron.v_th
+        self.neuron = PlainNeuron(block.neuron)
+        self.currents: nn.ModuleList = getattr(block, "currents", nn.ModuleList())
 
     def forward(
         self,
@@ -74,35 +124,33 @@ class PlainBlock(nn.Module):
         num_steps: int | None = None,
         *,
         residual: Tensor | None = None,
+        current_inputs: Sequence[Tensor] = (),
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
-        """Spikes of T steps, plus `residual`; `add(add_from)` is a second current for the neuron."""
-        S, T = s_SNC.shape[0], s_SNC.shape[0] if num_steps is None else num_steps
+        """Spikes of T steps, plus `residual`; the block's `currents` of these inputs are added before the neuron."""
+        S = s_SNC.shape[0]
         y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
         if add is not None and add_from is not None:
             i_SNC = i_SNC + add(add_from)
-        v = i_SNC[0]
-        spikes = [v >= self.v_th]
-        for t in range(1, T):
-            v = self.tau * torch.where(spikes[-1], 0.0, v) + i_SNC[t if S > 1 else 0]
-            spikes.append(v >= self.v_th)
-        s_TNC = torch.stack(spikes).to(s_SNC.dtype)
-        return s_TNC if residual is None else s_TNC + residual
+        for current, s_TNC in zip(self.currents, current_inputs, strict=True):
+            i_SNC = i_SNC + current(s_TNC)
+        spikes: Tensor = self.neuron(i_SNC, num_steps=num_steps, residual=residual)
+        return spikes
 
 
 def folded(net: Net) -> Net:
     """A copy whose tdBN layers are in the synapses; the copy of a network that is folded already."""
     if any(isinstance(m, AnnBlock) for m in net.modules()):
         raise InputError("export takes spiking networks, got an ANN.")
-    blocks = [m for m in net.modules() if isinstance(m, SpikingBlock)]
-    if not blocks:
+    if not any(isinstance(m, Neuron) for m in net.modules()):
         raise InputError(
             f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
             "Build its spiking layers from SpikingBlock."
         )
-    return fold(net) if any(b.norm is not None for b in blocks) else copy.deepcopy(net)
+    is_folded = all(m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
+    return copy.deepcopy(net) if is_folded else fold(net)
 
 
 def plain_network(net: Net, *, int8: bool = False) -> Net:
@@ -111,11 +159,16 @@ def plain_network(net: Net, *, int8: bool = False) -> Net:
     `int8` is for all synapses but the first block's, whose input is real, and the readout's.
     """
     out = folded(net)
-    blocks = [(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]
-    for number, (name, block) in enumerate(blocks):
-        parent, _, leaf = name.rpartition(".")
-        setattr(out.get_submodule(parent), leaf, PlainBlock(block, int8 and number > 0))
+    for number, (name, block) in enumerate([(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]):
+        _replace(out, name, PlainBlock(block, int8 and number > 0))
+    for name, neuron in [(n, m) for n, m in out.named_modules() if isinstance(m, Neuron)]:
+        _replace(out, name, PlainNeuron(neuron))
     for module in out.modules():
         if int8 and isinstance(module, Current) and isinstance(module.synapse, nn.Conv2d | nn.Linear):
             module.synapse = WholeSynapse(module.synapse)
     return out.eval()
+
+
+def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(net.get_submodule(parent), leaf, module)
