@@ -1,4 +1,7 @@
-"""Methods side by side: one network, one loop, only the width rule and the neuron differ: python examples/compare_methods.py"""
+"""Methods side by side: one network and one loop; only the width rule and the neuron differ.
+
+python examples/compare_methods.py
+"""
 
 import torch
 from torch import nn
@@ -29,6 +32,5 @@ for method in ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile"):
     layers = monitor.history[-1].layers.values()
     available = [a for layer in layers for a in layer.available_T]
     kappa = [k for layer in layers for k in layer.kappa_T]
-    print(
-        f"{method:18} {right / 10:11.1f} % {100 * sum(available) / len(available):31.1f} % {sum(kappa) / len(kappa):22.3f}"
-    )
+    share, width = sum(available) / len(available), sum(kappa) / len(kappa)
+    print(f"{method:18} {right / 10:11.1f} % {100 * share:31.1f} % {width:22.3f}")

@@ -1,10 +1,11 @@
 """A run on the workers of a Ray cluster: Ray Train starts the processes, the library does the rest.
 
-    pip install mpd-agl[ray]
+    pip install "mpd-agl[ray]"
     python examples/ray_train.py --workers 2 -- --preset demo --name on-ray --runs-dir /a/folder/that/rank/0/can/write
 
-Ray sets up no more than the environment that torchrun would; the ranks, their shared batches and the checkpoints are those of
-`mpd-agl launch`. A worker that fails makes Ray start all of them again, and the run goes on from its newest whole checkpoint.
+Ray sets up no more than the environment that torchrun would; the ranks, their shared batches and the checkpoints are
+those of `mpd-agl launch`. A worker that fails makes Ray start all of them again, and the run goes on from its newest
+whole checkpoint.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Operations, energy and monitors: against the paper's counts, and against a slow, separate computation from the definitions."""
+"""Operations, energy and monitors against the paper's counts and against a slow computation from the definitions."""
 
 from itertools import pairwise
 

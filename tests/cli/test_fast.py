@@ -11,26 +11,9 @@ from mpd_agl.cli import main
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    options = [
-        "--model.name",
-        "cnn8",
-        "--model.width_mult",
-        "0.0625",
-        "--model.num-steps",
-        "3",
-        "--data.name",
-        "mnist5k",
-    ]
-    options += [
-        "--data.train-samples",
-        "200",
-        "--data.test-samples",
-        "60",
-        "--train.epochs",
-        "2",
-        "--train.batch-size",
-        "20",
-    ]
+    options = ["--model.name", "cnn8", "--model.width_mult", "0.0625", "--model.num-steps", "3"]
+    options += ["--data.name", "mnist5k", "--data.train-samples", "200", "--data.test-samples", "60"]
+    options += ["--train.epochs", "2", "--train.batch-size", "20"]
     options += ["--train.threads", "1", "--monitor.every", "0", "--train.test-batch-size", "25"]
     assert main(["train", *options, "--runs-dir", str(folder), "--name", "one", "--quiet"]) == 0
     return folder / "one"

@@ -26,13 +26,13 @@ def trained(name: str, seed: int, **options: Any) -> Network:
         for key, tensor in net.state_dict().items():
             if "running_var" in key or key.endswith("norm.weight"):
                 tensor.uniform_(0.5, 2)
-            elif tensor.is_floating_point() and "conv.weight" not in key:
+            elif tensor.is_floating_point() and "synapse.weight" not in key:
                 tensor.normal_(0, 0.3)
     return net.eval()
 
 
 def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
-    """The names of their published ResNet-19; the first linear layer has a bias there, which the norm's mean takes up."""
+    """Their published ResNet-19: the first linear layer has a bias before its norm, the last layer has none."""
     places = {"stem": ("encode.0", "encode.1"), "fc1": ("fc.0", "fc.1")}
     number = 0
     for stage, blocks in ((1, 3), (2, 3), (3, 2)):
@@ -45,11 +45,12 @@ def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = OrderedDict()
     for key, tensor in net.state_dict().items():
         if key.startswith("readout"):
-            out[key.replace("readout.linear", "fc.2.layer")] = tensor.clone()
+            if key.endswith("weight"):
+                out["fc.2.layer.weight"] = tensor.clone()
             continue
         block, part, name = key.rsplit(".", 2)
         layer, spike = places[block]
-        if part == "conv":
+        if part == "synapse":
             out[f"{layer}.layer.{name}"] = tensor.clone()
             if block == "fc1":
                 out[f"{layer}.layer.bias"] = torch.randn(len(tensor))
@@ -63,8 +64,10 @@ def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
 
 def test_the_authors_resnet19(tmp_path: Path) -> None:
     net, other = trained("resnet19", 1), trained("resnet19", 2)
+    nn.init.zeros_(net.readout.linear.bias)
     state = as_the_authors_write(net)
     assert "ResNetBlocks.3.0.downsample.1.neuron.w" in state
+    assert "fc.2.layer.bias" not in state
     torch.save(
         {"net": state, "optimizer": {"state": {}}, "best_acc": 96.0, "best_epoch": 3}, tmp_path / "best_model.pth"
     )
@@ -75,6 +78,13 @@ def test_the_authors_resnet19(tmp_path: Path) -> None:
         torch.testing.assert_close(other.state_dict()[key], tensor, rtol=0, atol=1e-6)
     x = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(other(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_potential_at_the_threshold_fires_as_the_authors_does() -> None:
+    """Their neuron fires at `v >= v_th`, so an imported network needs no correction at exactly the threshold."""
+    net = create_model("cnn8")
+    spikes = net.conv1.neuron(torch.tensor([[[0.5, 0.5 - 2**-20]]]), torch.ones(1))
+    assert spikes.tolist() == [[[1.0, 0.0]]]
 
 
 class Jelly(nn.Module):
@@ -200,6 +210,8 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_files_that_hang_or_fill_the_memory(tmp_path: Path) -> None:
     sharing = b"\x80\x02)" + b"q\x00h\x00\x86" * 60 + b"K\x01}."
     refused(zipped(tmp_path / "deep.pt", sharing), "is damaged")
+    holds_itself = b"\x80\x02}q\x00X\x03\x00\x00\x00neth\x00s."
+    refused(zipped(tmp_path / "itself.pt", holds_itself), "holds no state_dict")
     refused(zipped(tmp_path / "bomb.pt", bytes(8 << 20), zipfile.ZIP_DEFLATED), "is a compressed archive")
     net = create_model("cnn8", width_mult=1 / 32)
     state = net.state_dict()

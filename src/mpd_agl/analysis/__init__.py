@@ -1,4 +1,4 @@
-"""Looking at a network without touching it: operations, energy, firing rates, gradient availability, moments."""
+"""Measurements that leave a network as it is: operations, energy, firing rates, gradient availability, moments."""
 
 from mpd_agl.analysis.energy import Activity, EnergyReport, LayerEnergy, energy, measure_activity
 from mpd_agl.analysis.histogram import Histogram

@@ -1,10 +1,12 @@
-"""Synaptic operations and energy of one inference, by both conventions, the ANN beside it.
+"""Synaptic operations and energy of one inference, by two conventions, with the ANN of the same architecture beside it.
 
-Additions: `rate_in * T * MACs` per hidden layer, 0.9 pJ each; multiply-accumulates: stem and readout, times T, 4.6 pJ each (45 nm CMOS).
+A hidden layer takes `rate_in * T * MACs` additions of 0.9 pJ. Stem and readout take `T * MACs` multiply-accumulates of
+4.6 pJ (45 nm CMOS).
 
-`paper` counts every hidden layer as additions, whatever its input. `strict` counts a layer as multiply-accumulates where its input is not
-0/1: small integers behind a SEW addition, fractions behind average pooling. A static image meets the stem with the same input at every
-step: the paper counts it T times; computed once, it is 1/T of that, shown as a line of its own.
+`paper` counts every hidden layer as additions, whatever its input. `strict` counts a layer as multiply-accumulates if
+its input is not 0/1: small integers behind a SEW addition, fractions behind average pooling. A static image gives the
+stem the same input at every step. The paper counts the stem T times; a line of its own shows the count if the stem
+runs once.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ PJ_MAC = 4.6
 
 @dataclass(frozen=True)
 class Activity:
-    """A layer's input: the share that is not zero, and what values it takes (`real`, `binary`, `integer`, `fraction`)."""
+    """A layer's input: the share that is not zero, and its values (`real`, `binary`, `integer` or `fraction`)."""
 
     rate: float
     values: str
@@ -32,23 +34,23 @@ class Activity:
 
 @dataclass(frozen=True)
 class LayerEnergy:
-    """One row of the table."""
+    """One row of the table: a layer's operations over T steps."""
 
     name: str
     macs: int
     rate_in: float | None
     values_in: str
     additions: float
-    """The paper's count: additions over T steps (0 for stem and readout)."""
+    """By the paper's convention; 0 for stem and readout."""
     multiplies: float
-    """The paper's count: multiply-accumulates over T steps (stem and readout)."""
+    """By the paper's convention: multiply-accumulates of stem and readout."""
     strict_additions: float
     strict_multiplies: float
 
 
 @dataclass(frozen=True)
 class EnergyReport:
-    """The table per layer and in total. Energies in millijoule."""
+    """The table per layer and in total, with energies in millijoule."""
 
     model: str
     num_steps: int
@@ -58,7 +60,7 @@ class EnergyReport:
 
     @property
     def ann_macs(self) -> int:
-        """Multiply-accumulates of the iso-architecture ANN."""
+        """Multiply-accumulates of the ANN of the same architecture."""
         return sum(r.macs for r in self.rows)
 
     @property
@@ -67,7 +69,7 @@ class EnergyReport:
         return self.ann_macs * PJ_MAC * 1e-9
 
     def total(self, convention: str) -> dict[str, float]:
-        """additions, multiplies and mj under `paper`, `strict`, or `paper, stem once`."""
+        """`additions`, `multiplies` and `mj` by the convention `paper`, `strict` or `paper, stem once`."""
         strict = convention.startswith("strict")
         additions = sum(r.strict_additions if strict else r.additions for r in self.rows)
         multiplies = sum(r.strict_multiplies if strict else r.multiplies for r in self.rows)
@@ -80,12 +82,12 @@ class EnergyReport:
         }
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """All conventions that apply."""
+        """The totals by each convention that applies."""
         names = ["paper", "strict"] + (["paper, stem once"] if self.static_input and self.num_steps > 1 else [])
         return {name: self.total(name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as plain values, ready for JSON."""
         return {
             "model": self.model,
             "num_steps": self.num_steps,
@@ -106,7 +108,7 @@ def kind_of_values(x: Tensor) -> str:
 
 @torch.no_grad()
 def measure_activity(net: Network, x: Tensor, batch: int = 64) -> dict[str, Activity]:
-    """Each layer's input activity over these images or frames, in evaluation mode."""
+    """The activity of each layer's input over these images or frames, measured in evaluation mode."""
     nonzero: dict[str, float] = {}
     count: dict[str, int] = {}
     values: dict[str, str] = {}
@@ -143,7 +145,7 @@ def energy(
     rates_from: str = "",
     static_input: bool = True,
 ) -> EnergyReport:
-    """The energy table of a network from its layers' activity (`measure_activity`)."""
+    """The energy table of a network from the activity of its layers, as `measure_activity` gives it."""
     T = net.num_steps
     operations: list[LayerOps] = count_operations(net)
     missing = [o.name for o in operations if o.kind == "hidden" and o.name not in activity]
@@ -158,9 +160,9 @@ def energy(
             paper = strict = (0.0, float(o.macs * T))
         else:
             assert seen is not None
-            events = seen.rate * T * o.macs
-            paper = (events, 0.0)
-            strict = (events, 0.0) if seen.values == "binary" else (0.0, events)
+            count = seen.rate * T * o.macs
+            paper = (count, 0.0)
+            strict = (count, 0.0) if seen.values == "binary" else (0.0, count)
         values = seen.values if seen else "real"
         rows.append(LayerEnergy(o.name, o.macs, seen.rate if seen else None, values, *paper, *strict))
     return EnergyReport(net.name, T, rows, rates_from, static_input)

@@ -1,4 +1,4 @@
-"""Histograms of the membrane potential, per timestep, over a fixed range around the threshold."""
+"""Histograms of the membrane potential at each timestep, over a fixed range around the threshold."""
 
 from dataclasses import dataclass
 
@@ -9,27 +9,27 @@ from mpd_agl.kernels import plain
 
 BINS = 64
 REACH = 5.0
-"""The range is v_th +- REACH * v_th: -2 to 3 at v_th = 0.5, five standard deviations of an untrained layer's current."""
+"""The range is v_th +- REACH * v_th, five standard deviations of an untrained current: -2 to 3 at v_th = 0.5."""
 MOST_VALUES = 2**17
-"""Values per timestep that are counted: a sample of the batch is enough for a picture, and costs a fraction of a step."""
+"""Values that are counted per timestep: a part of the batch is enough for a picture, and cheap."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts per timestep: values under `low`, then `BINS` equal bins, then values from `high` on; NaN is in none."""
+    """Counts per timestep: values under `low`, then `BINS` equal bins, then values from `high` on; NaN is left out."""
 
     low: float
     high: float
     count_TB: list[list[int]]
     samples: int
-    """Samples of the batch that were counted, its first ones."""
+    """How many samples were counted, from the start of the batch."""
 
 
 @torch.no_grad()
 def histogram(
     x_SNC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, *, v_th: float, num_steps: int
 ) -> Histogram:
-    """Of the potentials v_t before reset that the current `i = (x - mean) scale + beta` makes, t = 1..T.
+    """Count the potentials v_t before reset, t = 1..T, that the current `i = (x - mean) scale + beta` causes.
 
     >>> x_TNC = torch.tensor([[[-9.0, 0.51]], [[9.0, 0.4]]])
     >>> h = histogram(x_TNC, torch.zeros(2), torch.ones(2), torch.zeros(2), torch.tensor(0.5), v_th=0.5, num_steps=2)

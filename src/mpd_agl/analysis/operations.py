@@ -1,4 +1,4 @@
-"""Multiply-accumulates of each layer for one input at one timestep, counted from the shapes that really flow."""
+"""Multiply-accumulates of each layer for one input at one timestep, counted from the shapes in a forward pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from mpd_agl.models import Network
 
 @dataclass(frozen=True)
 class LayerOps:
-    """A layer with synapses: its name as a person says it (`stage2.block1.conv2`) and its MACs per image and timestep."""
+    """A layer's name as a person says it (`stage2.block1.conv2`) and its MACs per image and timestep."""
 
     name: str
     macs: int
@@ -22,7 +22,7 @@ class LayerOps:
 
 
 def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
-    """Convolutions and linear layers by layer name, in network order; the block's name, not its inner `conv`'s."""
+    """Convolutions and linear layers in network order, each under the name of the block that it belongs to."""
     found: dict[str, nn.Conv2d | nn.Linear] = {}
     for path, module in net.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -31,7 +31,7 @@ def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
 
 
 def macs_of(module: nn.Conv2d | nn.Linear, output: Tensor) -> int:
-    """MACs behind one output of batch 1."""
+    """The MACs that one output of batch 1 takes."""
     if isinstance(module, nn.Linear):
         return output.numel() // output.shape[-1] * module.in_features * module.out_features
     kernel_h, kernel_w = module.kernel_size
@@ -40,7 +40,7 @@ def macs_of(module: nn.Conv2d | nn.Linear, output: Tensor) -> int:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients, every module's own mode put back afterwards."""
+    """Evaluation mode without gradients; afterwards every module has its own mode again."""
     modes = {m: m.training for m in net.modules()}
     net.eval()
     try:

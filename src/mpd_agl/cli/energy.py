@@ -1,4 +1,4 @@
-"""`mpd-agl energy MODEL`: operations and energy per layer and in total, the ANN beside it."""
+"""`mpd-agl energy MODEL`: operations and energy per layer and in total, with the ANN beside them."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl energy",
-        description="Operations and energy of one inference, per layer and in total, with the iso-architecture ANN beside it.",
+        description="Operations and energy of one inference, per layer and in total, beside those of an ANN.",
     )
     p.add_argument("model", metavar="MODEL", help="a network's name, e.g. resnet19")
     p.add_argument("--num-steps", type=int, metavar="T", help="timesteps (default: the network's own)")
@@ -131,7 +131,7 @@ def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     events = o.in_channels == 2  # two polarities
     x = torch.randint(0, 2, (o.num_steps, *shape)).float() if events else torch.randn(shape)
     if a.checkpoint is None:
-        # an untrained network's running statistics are not those of its currents: one batch sets them
+        # One batch sets the running statistics, which in an untrained network say nothing about its currents.
         with torch.no_grad():
             net.train()
             for norm in (m for m in net.modules() if isinstance(m, TdBatchNorm)):
@@ -142,7 +142,7 @@ def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
 
 
 def print_table(report: "EnergyReport", trained: bool) -> None:
-    """The table as a person reads it."""
+    """Print the table per layer, the totals by each convention, and what the words mean."""
     from rich.console import Console
     from rich.table import Table
 

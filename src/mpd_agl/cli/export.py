@@ -54,7 +54,6 @@ def run(argv: list[str]) -> int:
     checked = "not checked: onnxruntime is not installed"
     if difference is not None:
         checked = f"checked with ONNX Runtime, largest difference {difference:.1e}"
-    print(
-        f"{a.out}: {trained.record.name}, T={net.num_steps}, any batch size, {a.out.stat().st_size:,} bytes; {checked}"
-    )
+    size = f"{a.out.stat().st_size:,} bytes"
+    print(f"{a.out}: {trained.record.name}, T={net.num_steps}, any batch size, {size}; {checked}")
     return 0

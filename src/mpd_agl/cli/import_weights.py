@@ -1,4 +1,4 @@
-"""`mpd-agl import-weights FILE.pt`: a foreign checkpoint's tensors as a safetensors file of a network of this package."""
+"""`mpd-agl import-weights FILE.pt`: the tensors of another program's checkpoint as a safetensors file of ours."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl import-weights",
-        description="Read the tensors of a .pt or .pth file, and nothing else, into a network; write them as safetensors.",
+        description="Read the tensors of a .pt file, and nothing else, into a network, and save it as safetensors.",
     )
     p.add_argument(
         "file", type=Path, metavar="FILE", help="written by torch.save: a state_dict, or a dict that holds one"
@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--method", default="mpd-agl", help="default mpd-agl")
     for name, kind in (("num-classes", int), ("num-steps", int), ("in-channels", int), ("image-size", int)):
         p.add_argument(f"--{name}", type=kind, metavar="N", help="default: the network's")
-    for name in ("width_mult", "v-th", "alpha"):
+    for name in ("width-mult", "v-th", "alpha"):
         p.add_argument(f"--{name}", type=float, metavar="X", help="default: the network's")
     p.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     p.add_argument("--json", action="store_true", help="print which layer went where, as JSON")
@@ -54,10 +54,8 @@ def run(argv: list[str]) -> int:
     if a.json:
         print(json.dumps({"out": str(a.out), "pairs": report.pairs, "unused": report.unused}))
         return 0
-    left = (
-        f"; {len(report.unused)} tensors have no place here and were left out (first {report.unused[0]})"
-        if report.unused
-        else ""
-    )
+    left = ""
+    if report.unused:
+        left = f"; {len(report.unused)} tensors have no place here and were left out (first {report.unused[0]})"
     print(f"{len(report.pairs)} layers of {a.file} are in {a.out}{left}. Load them with mpd_agl.models.load_weights.")
     return 0

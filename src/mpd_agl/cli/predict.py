@@ -1,26 +1,36 @@
-"""`mpd-agl predict RUN image.png ...`: classes of images, with the network of a run."""
+"""`mpd-agl predict RUN image.png ...`: the classes of images, by the network of a run."""
 
 import argparse
 import json
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 LARGEST = 64_000_000
-"""Pixels of an image; more is refused before it is decoded."""
+"""Pixels of an image; a larger JPEG is decoded at a fraction of its size, anything else that large is refused."""
+LIGHT_ON_DARK, DARK_ON_LIGHT = "light on dark", "dark on light"
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(prog="mpd-agl predict", description="Classify images with a run's network.")
     p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    p.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="PNG, JPEG, ... of any size")
+    p.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="PNG, JPEG, WebP, TIFF, ... of any size")
     p.add_argument("--top", type=int, default=3, help="classes to name per image (default 3)")
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
-    p.add_argument("--invert", action="store_true", help="exchange light and dark (ink on paper, for the MNIST family)")
+    p.add_argument(
+        "--invert",
+        action=argparse.BooleanOptionalAction,
+        help="exchange light and dark, or never do (default: where a dark drawing on a light ground meets a network "
+        "that was trained on light ones on dark, or the reverse)",
+    )
     p.add_argument("--json", action="store_true", help="print JSON lines")
     return p
 
@@ -42,45 +52,127 @@ def run(argv: list[str]) -> int:
     facts = trained.record.data
     if len(facts["shape"]) != 3:
         raise InputError(
-            f"run {a.run} was trained on event frames ({facts['name']}), and predict takes images. Use `mpd-agl evaluate`."
+            f"run {a.run} was trained on event frames ({facts['name']}), and predict takes images. "
+            "Use `mpd-agl evaluate`."
         )
-    height, width, channels = facts["shape"]
-    x_NHWC = np.stack([read_image(path, height, width, channels, a.invert) for path in a.images])
-    x = torch.from_numpy(normalise(x_NHWC, facts["mean"], facts["std"])).permute(0, 3, 1, 2)
+    polarity = polarity_of_data(facts["mean"])
+    read = [read_image(path, facts["shape"], polarity, a.invert) for path in a.images]
+    x = torch.from_numpy(normalise(np.stack([x_HWC for x_HWC, _ in read]), facts["mean"], facts["std"]))
     with torch.no_grad():
-        p_NK = mean_output(trained.net(x)).softmax(1)
-    for path, p_K in zip(a.images, p_NK, strict=True):
+        p_NK = mean_output(trained.net(x.permute(0, 3, 1, 2))).softmax(1)
+    for path, (_, inverted), p_K in zip(a.images, read, p_NK, strict=True):
         best = p_K.topk(min(a.top, len(facts["classes"])))
         found = [(facts["classes"][k], v) for k, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         if a.json:
-            print(json.dumps({"image": str(path), "classes": [{"name": n, "probability": v} for n, v in found]}))
-        else:
-            print(f"{path}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in found))
+            classes = [{"name": n, "probability": v} for n, v in found]
+            print(json.dumps({"image": str(path), "inverted": inverted, "classes": classes}))
+            continue
+        note = ""
+        if inverted and a.invert is None:
+            other = DARK_ON_LIGHT if polarity == LIGHT_ON_DARK else LIGHT_ON_DARK
+            note = f" (light and dark exchanged: it looks {other}, {facts['name']} is {polarity}; or use --no-invert)"
+        print(f"{path}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in found) + note)
     return 0
 
 
-def read_image(path: Path, height: int, width: int, channels: int, invert: bool) -> Any:
-    """An image as uint8 HWC of the network's size; transparent parts are black."""
+def polarity_of_data(mean_C: list[float]) -> str | None:
+    """Whether grey training images are mostly dark or mostly light; None for colours and for what lies between.
+
+    >>> polarity_of_data([0.13]), polarity_of_data([0.9]), polarity_of_data([0.49, 0.48, 0.45])
+    ('light on dark', 'dark on light', None)
+    """
+    if len(mean_C) != 1 or 1 / 3 <= mean_C[0] <= 2 / 3:
+        return None
+    return LIGHT_ON_DARK if mean_C[0] < 1 / 3 else DARK_ON_LIGHT
+
+
+def read_image(path: Path, shape: list[int], polarity: str | None, invert: bool | None) -> tuple[Any, bool]:
+    """An image as uint8 HWC of the network's size, and whether light and dark were exchanged.
+
+    A picture with a ground (`polarity`) is padded to the network's shape with its ground; a photo loses what its longer
+    side has too much of. `invert=None` decides by the ground of the image.
+    """
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps
+
+    height, width, channels = shape
+    plain = _open(path, "L" if channels == 1 else "RGB", (width, height))
+    if plain.size == (width, height):
+        shown = plain
+    elif polarity is None:
+        shown = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR)
+    else:
+        ground = int(np.median(_border(np.asarray(plain))))
+        shown = ImageOps.pad(plain, (width, height), Image.Resampling.BILINEAR, color=ground)
+    x_HWC = np.asarray(shown, dtype=np.uint8).reshape(height, width, channels)
+    if invert is not None:
+        return (255 - x_HWC if invert else x_HWC), invert
+    if polarity is None or polarity_of_image(x_HWC) in (None, polarity):
+        return x_HWC, False
+    # The ground becomes the training data's black (or white) and the drawing's extreme its white (or black): paper on a
+    # photo is grey, and a network that never saw a grey ground would take it for a drawing.
+    paper = float(np.median(_border(x_HWC)))
+    ink = float(x_HWC.min() if polarity == LIGHT_ON_DARK else x_HWC.max())
+    drawn = np.clip((paper - x_HWC.astype(np.float64)) / (paper - ink), 0, 1)
+    return np.rint(255 * (drawn if polarity == LIGHT_ON_DARK else 1 - drawn)).astype(np.uint8), True
+
+
+def polarity_of_image(x_HWC: Any) -> str | None:
+    """Which of light and dark is the ground: three quarters of the border lie on that side of the middle."""
+    import numpy as np
+
+    low, high = int(x_HWC.min()), int(x_HWC.max())
+    if high - low < 8:  # an empty sheet has no drawing
+        return None
+    first, third = np.percentile(_border(x_HWC), [25, 75])
+    middle = (low + high) / 2
+    return DARK_ON_LIGHT if first > middle else LIGHT_ON_DARK if third < middle else None
+
+
+def _border(x_HW: Any) -> Any:
+    import numpy as np
+
+    return np.concatenate([x_HW[0].ravel(), x_HW[-1].ravel(), x_HW[:, 0].ravel(), x_HW[:, -1].ravel()])
+
+
+def _open(path: Path, mode: str, size: tuple[int, int]) -> "Image.Image":
+    """The image the right way up, on white where it is transparent, as 8-bit grey or RGB."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > LARGEST:
-                raise InputError(
-                    f"{path} has {image.width} x {image.height} pixels, more than {LARGEST:,}. Make it smaller."
-                )
-            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-                rgba = image.convert("RGBA")
-                shown = Image.alpha_composite(Image.new("RGBA", rgba.size, (0, 0, 0, 255)), rgba)
-            else:
-                shown = image.copy()
-            plain = shown.convert("L" if channels == 1 else "RGB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images, which are handled here
+            with Image.open(path) as image:
+                if image.width * image.height > LARGEST:
+                    image.draft(None, (4 * size[0], 4 * size[1]))
+                if image.width * image.height > LARGEST:
+                    raise InputError(
+                        f"{path} has {image.width} x {image.height} pixels, more than {LARGEST:,}. Make it smaller."
+                    )
+                upright = ImageOps.exif_transpose(image)
+                if upright.mode[0] in "IF":
+                    return _from_deep(upright).convert(mode)
+                if upright.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in upright.info:
+                    rgba = upright.convert("RGBA")
+                    upright = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+                return upright.convert(mode)
     except FileNotFoundError:
         raise InputError(f"no image at {path}: the file is not there.") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} is no image that can be read ({error}). Give a PNG or JPEG file.") from None
-    if plain.size != (width, height):
-        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
-    x_HWC = np.asarray(plain, dtype=np.uint8).reshape(height, width, channels)
-    return 255 - x_HWC if invert else x_HWC
+
+
+def _from_deep(image: "Image.Image") -> "Image.Image":
+    """Whole numbers of 16 bits or floats as 8 bits; Pillow's own conversion would cut at 255."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    most = float(values.max())
+    if image.mode.startswith("I"):
+        most = max(65535.0, most)
+    else:
+        most = next((top for top in (1.0, 255.0, 65535.0) if most <= top), most)
+    return Image.fromarray(np.rint(255 * np.clip(values / most, 0, 1)).astype(np.uint8))

@@ -1,21 +1,22 @@
-"""A folded network in the plainest operators, for a graph that another program reads: convolution, add, multiply, compare, select.
+"""A folded network in the plainest operators, as other programs read them: convolve, add, multiply, compare, select.
 
-With `int8`, hidden layers have whole weights of 8 bits and one scale per output channel. Their inputs are spikes, spike counts, or (behind
-average pooling) quarters of them: whole numbers after a factor of 4. Products of whole numbers this small are exact in float32 too, so
-float arithmetic on whole weights gives what integer arithmetic gives.
+With `int8`, hidden layers have weights of 8 bits and one scale per output channel. Their inputs are spikes, sums of
+spikes, or (behind average pooling) quarters of them, which a factor of 4 makes whole. Products of whole numbers this
+small are exact in float32, so float arithmetic on whole weights gives what integer arithmetic gives.
 """
 
 import copy
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.models import Network
-from mpd_agl.nn import Current, SpikingBlock, fold
+from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, Neuron, SpikingBlock, fold
 
 LARGEST = 127
+Net = TypeVar("Net", bound=nn.Module)
 
 
 def whole(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,20 +32,20 @@ def whole(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(weight / scale_C.view(shape)).to(torch.int8), scale_C
 
 
-class WholeSynapses(nn.Module):
+class WholeSynapse(nn.Module):
     """A convolution or linear layer with int8 weights, a scale per channel, and its bias in float."""
 
-    def __init__(self, synapses: nn.Conv2d | nn.Linear) -> None:
+    def __init__(self, synapse: nn.Conv2d | nn.Linear) -> None:
         super().__init__()
-        q, scale_C = whole(synapses.weight.detach())
+        q, scale_C = whole(synapse.weight.detach())
         self.register_buffer("weight", q)
-        shape = (-1, 1, 1) if isinstance(synapses, nn.Conv2d) else (-1,)
+        shape = (-1, 1, 1) if isinstance(synapse, nn.Conv2d) else (-1,)
         self.register_buffer("scale", scale_C.view(shape))
-        bias = torch.zeros_like(scale_C) if synapses.bias is None else synapses.bias.detach()
+        bias = torch.zeros_like(scale_C) if synapse.bias is None else synapse.bias.detach()
         self.register_buffer("bias", bias.view(shape).clone())
-        self.geometry: tuple[Any, Any] | None = None
-        if isinstance(synapses, nn.Conv2d):
-            self.geometry = synapses.stride, synapses.padding
+        self.geometry: tuple[Any, ...] | None = None
+        if isinstance(synapse, nn.Conv2d):
+            self.geometry = synapse.stride, synapse.padding, synapse.dilation, synapse.groups
 
     def forward(self, s_NC: Tensor) -> Tensor:
         """The current."""
@@ -56,51 +57,118 @@ class WholeSynapses(nn.Module):
         return y * self.get_buffer("scale") + self.get_buffer("bias")
 
 
+class PlainNeuron(nn.Module):
+    """LIF or PLIF as Eq. 2-3 are written, step by step: decay, threshold and reset of the neuron, and no surrogate."""
+
+    def __init__(self, neuron: nn.Module) -> None:
+        super().__init__()
+        if type(neuron) not in (LIF, PLIF):
+            raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
+        for name in ("tau", "v_th"):
+            value = torch.as_tensor(getattr(neuron, name)).detach()
+            if value.numel() == 1:
+                setattr(self, name, float(value))
+            else:
+                self.register_buffer(name, value.clone())
+        self.soft_reset = getattr(neuron, "reset", "hard") == "soft"
+        self.decay_input = bool(getattr(neuron, "decay_input", False))
+        self.channel_dim = int(getattr(neuron, "channel_dim", 2))
+
+    def shaped(self, name: str, dim: int) -> Any:
+        """A number, or one value per channel in the shape of one timestep with `dim` axes."""
+        value = getattr(self, name)
+        if isinstance(value, float):
+            return value
+        shape = [1] * dim
+        shape[self.channel_dim - 1] = -1
+        return value.view(shape)
+
+    def forward(
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor | None = None,
+        *,
+        num_steps: int | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Spikes of T steps, plus `residual`; the widths `kappa_T` mean nothing without a backward pass."""
+        S = i_SNC.shape[0]
+        T = num_steps or (S if kappa_T is None else kappa_T.shape[0])
+        tau, v_th = (self.shaped(name, i_SNC.dim() - 1) for name in ("tau", "v_th"))
+        if self.decay_input:
+            i_SNC = (1 - tau) * i_SNC
+        v = i_SNC[0]
+        spikes = [v >= v_th]
+        for t in range(1, T):
+            kept = torch.where(spikes[-1], v - v_th if self.soft_reset else 0.0, v)
+            v = tau * kept + i_SNC[t if S > 1 else 0]
+            spikes.append(v >= v_th)
+        s_TNC = torch.stack(spikes).to(i_SNC.dtype)
+        return s_TNC if residual is None else s_TNC + residual
+
+
 class PlainBlock(nn.Module):
-    """A folded block: the current of T steps at once, then Eq. 2-3 step by step."""
+    """A folded block: the current of all T steps at once, then the neuron step by step."""
 
     def __init__(self, block: SpikingBlock, int8: bool) -> None:
         super().__init__()
-        synapses = block.synapse
-        assert isinstance(synapses, nn.Conv2d | nn.Linear)
-        self.synapse: nn.Module = WholeSynapses(synapses) if int8 else synapses
-        self.tau, self.v_th = float(block.neuron.tau.detach()), block.neuron.v_th
+        synapse = block.synapse
+        assert isinstance(synapse, nn.Conv2d | nn.Linear)
+        self.synapse: nn.Module = WholeSynapse(synapse) if int8 else synapse
+        self.neuron = PlainNeuron(block.neuron)
+        self.currents: nn.ModuleList = getattr(block, "currents", nn.ModuleList())
 
     def forward(
         self,
         s_SNC: Tensor,
         num_steps: int | None = None,
         *,
-        plus: Tensor | None = None,
+        residual: Tensor | None = None,
+        current_inputs: Sequence[Tensor] = (),
         add: Current | None = None,
         add_from: Tensor | None = None,
     ) -> Tensor:
-        """Spikes of T steps, with what is to be added to them."""
-        S, T = s_SNC.shape[0], s_SNC.shape[0] if num_steps is None else num_steps
+        """Spikes of T steps, plus `residual`; the block's `currents` of these inputs are added before the neuron."""
+        S = s_SNC.shape[0]
         y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
         if add is not None and add_from is not None:
             i_SNC = i_SNC + add(add_from)
-        v = i_SNC[0]
-        spikes = [v >= self.v_th]
-        for t in range(1, T):
-            v = self.tau * torch.where(spikes[-1], 0.0, v) + i_SNC[t if S > 1 else 0]
-            spikes.append(v >= self.v_th)
-        s_TNC = torch.stack(spikes).to(s_SNC.dtype)
-        return s_TNC if plus is None else s_TNC + plus
+        for current, s_TNC in zip(self.currents, current_inputs, strict=True):
+            i_SNC = i_SNC + current(s_TNC)
+        spikes: Tensor = self.neuron(i_SNC, num_steps=num_steps, residual=residual)
+        return spikes
 
 
-def plain_network(net: Network, *, int8: bool = False) -> Network:
-    """A copy for export, folded, of plain operators; `int8` for all synapses but the stem (its input is real) and the readout."""
-    if net.options.ann:
+def folded(net: Net) -> Net:
+    """A copy whose tdBN layers are in the synapses; the copy of a network that is folded already."""
+    if any(isinstance(m, AnnBlock) for m in net.modules()):
         raise InputError("export takes spiking networks, got an ANN.")
-    folded = net if not any(isinstance(m, SpikingBlock) and m.norm is not None for m in net.modules()) else fold(net)
-    out = copy.deepcopy(folded)
-    blocks = [(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]
-    for number, (name, block) in enumerate(blocks):
-        parent, _, leaf = name.rpartition(".")
-        setattr(out.get_submodule(parent), leaf, PlainBlock(block, int8 and number > 0))
+    if not any(isinstance(m, Neuron) for m in net.modules()):
+        raise InputError(
+            f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
+            "Build its spiking layers from SpikingBlock."
+        )
+    is_folded = all(m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
+    return copy.deepcopy(net) if is_folded else fold(net)
+
+
+def plain_network(net: Net, *, int8: bool = False) -> Net:
+    """A folded copy in plain operators.
+
+    `int8` is for all synapses but the first block's, whose input is real, and the readout's.
+    """
+    out = folded(net)
+    for number, (name, block) in enumerate([(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]):
+        _replace(out, name, PlainBlock(block, int8 and number > 0))
+    for name, neuron in [(n, m) for n, m in out.named_modules() if isinstance(m, Neuron)]:
+        _replace(out, name, PlainNeuron(neuron))
     for module in out.modules():
         if int8 and isinstance(module, Current) and isinstance(module.synapse, nn.Conv2d | nn.Linear):
-            module.synapse = WholeSynapses(module.synapse)
+            module.synapse = WholeSynapse(module.synapse)
     return out.eval()
+
+
+def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(net.get_submodule(parent), leaf, module)

@@ -1,8 +1,9 @@
 """A `.pt` file as named tensors, and nothing else.
 
-`torch.load(weights_only=True)` runs no code, but a hostile file can still make it hang or fill the memory. So the file is looked at first:
-a plain zip that unpacks to no more than itself, and a pickle without deep nesting (the hash of tuples that share tuples takes
-exponential time). A tensor's shape is only compared: strides of 0 make a few bytes look like terabytes.
+`torch.load(weights_only=True)` runs no code, but a hostile file can still make it hang or fill the memory. So this
+file looks first: the zip must be uncompressed and hold no more than its own size, and its pickle must not nest
+deeply, because hashing a tuple of tuples that share tuples takes exponential time. A caller compares a tensor's shape
+before it computes with it: a stride of 0 makes a few bytes look like terabytes.
 """
 
 import pickle
@@ -31,26 +32,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         text = str(error).partition("Please file an issue")[0].split("GLOBAL ")[-1].split("\n")[0].strip()
         raise InputError(
-            f"{path} holds more than tensors ({text[:120]}) and was not loaded. Save the network's state_dict alone with torch.save."
+            f"{path} holds more than tensors ({text[:120]}) and was not loaded. "
+            "Save the network's state_dict alone with torch.save."
         ) from None
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).strip().partition("\n")[0] or type(error).__name__)[:120]
         raise InputError(
             f"{path} is damaged or was not written by torch.save ({reason}). Get the file again."
         ) from None
-    return _state(raw, path)
-
-
-def _state(raw: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(raw, Mapping) and not any(isinstance(v, Tensor) for v in raw.values()):
-        inner = next((raw[k] for k in KEYS if isinstance(raw.get(k), Mapping)), None)
-        if inner is None:
-            break
-        raw = inner
+    for _ in range(MAX_DEPTH):  # a dict may hold itself
+        if isinstance(raw, Mapping) and not any(isinstance(v, Tensor) for v in raw.values()):
+            raw = next((raw[k] for k in KEYS if isinstance(raw.get(k), Mapping)), None)
     found = {k: v for k, v in raw.items() if isinstance(v, Tensor)} if isinstance(raw, Mapping) else {}
     if not found or not all(isinstance(k, str) for k in found):
         raise InputError(
-            f"{path} holds no state_dict (looked at the top and under {', '.join(KEYS)}). Save net.state_dict() with torch.save."
+            f"{path} holds no state_dict, neither at the top nor under {', '.join(KEYS)}. "
+            "Save net.state_dict() with torch.save."
         )
     odd = [k for k, v in found.items() if v.layout != torch.strided or v.is_quantized or v.device.type != "cpu"]
     if odd:
@@ -59,12 +56,12 @@ def _state(raw: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _inspect(path: Path) -> None:
-    """Refuse what cannot be a file of tensors before anything is built from it."""
+    """Refuse what cannot be a file of tensors before torch builds anything from it."""
     try:
         size = path.stat().st_size
         with zipfile.ZipFile(path) as pack:
             members = pack.infolist()
-            if any(m.compress_type != zipfile.ZIP_STORED or m.file_size > size for m in members):
+            if any(m.compress_type != zipfile.ZIP_STORED for m in members):
                 raise InputError(
                     f"{path} is a compressed archive, which torch.save does not write. Get the file again."
                 )
@@ -76,20 +73,21 @@ def _inspect(path: Path) -> None:
                     f"{path} is no file of torch.save: it has no single data.pkl. Give a .pt or .pth file."
                 )
             _check_depth(pack.read(pickles[0]))
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}. Check the path.") from None
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):
         raise InputError(
-            f"{path} is no zip file as torch.save writes since version 1.6. Load and save it again with a newer torch where it came from."
+            f"{path} is no zip file as torch.save writes since version 1.6. "
+            "Load and save it again with a newer torch where it came from."
         ) from None
-    except InputError:
-        raise
     except (ValueError, IndexError, KeyError, UnicodeError, TypeError):
         raise InputError(f"{path} is damaged: its data.pkl is no pickle. Get the file again.") from None
 
 
 def _check_depth(content: bytes) -> None:
-    """Walk the instructions without running them; how deep each value on the stack is nested."""
+    """Walk the pickle's instructions without running them, and keep how deep each value on the stack is nested."""
     mark = -1
     stack: list[int] = []
     memo: dict[Any, int] = {}

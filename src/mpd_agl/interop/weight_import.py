@@ -1,15 +1,16 @@
 """State dicts of other programs as the state of a network of this package.
 
-Layers are paired in the order in which they were registered, kind by kind (synapses, norms, neurons): names differ between programs, the
-order of the layers does not. Every shape must fit; nothing is guessed.
+Layers are paired in the order in which they were registered, kind by kind (synapse, norm, neuron), because programs
+differ in the names of their layers but not in the order. Every shape must fit; nothing is guessed.
 
-| source | tdBN's weight | decay | fires at |
+| source | weight of the norm | decay | fires at |
 |---|---|---|---|
 | `mpd-agl` | gamma | `tau = sigmoid(rho)` | `v >= v_th` |
-| `authors` (their published code) | gamma | `tau = sigmoid(w)`, so `rho = w` | `v > v_th` |
-| `spikingjelly` | `gamma * alpha * v_th` | `tau = 1 - sigmoid(w)`, so `rho = -w` (with `decay_input=False`, `v_reset=0`) | `v >= v_th` |
+| `authors` (their published code) | gamma | `tau = sigmoid(w)`, so `rho = w` | `v >= v_th` |
+| `spikingjelly` | `gamma * alpha * v_th` | `tau = 1 - sigmoid(w)`, so `rho = -w` | `v >= v_th` |
 
-A bias of synapses before a norm moves into its running mean: `(x + b) - mean = x - (mean - b)`.
+SpikingJelly's row holds for `decay_input=False` and `v_reset=0`. A missing bias is zero: the authors' last layer has
+none. A bias in front of a norm moves into the norm's running mean: `(x + b) - mean = x - (mean - b)`.
 """
 
 from collections.abc import Mapping
@@ -26,28 +27,29 @@ from mpd_agl.nn import TdBatchNorm
 
 SOURCES = ("mpd-agl", "authors", "spikingjelly")
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-KINDS = ("synapses", "norm", "neuron")
+KINDS = ("synapse", "norm", "neuron")
+CHECK = "Check --model, --width-mult and --num-classes."
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What went where: pairs of a foreign and an own layer's name, and tensors that were left out because they have no meaning here."""
+    """Which layer went where, as pairs of names (theirs, ours), and the tensors that have no meaning here."""
 
     pairs: list[tuple[str, str]]
     unused: list[str]
 
 
 def import_weights(net: Network, path: str | Path, source: str) -> Imported:
-    """Lay the tensors of a `.pt` file into the network; one sentence and no change where they do not fit."""
+    """Load the tensors of a `.pt` file into the network; if they do not fit, raise one sentence and change nothing."""
     if source not in SOURCES:
         raise unknown_name("source", source, SOURCES)
     path = Path(path)
-    foreign = read_tensors(path)
+    theirs = read_tensors(path)
     own = net.state_dict()
     if source == "mpd-agl":
-        state, report = foreign, Imported([(k, k) for k in foreign], [])
+        state, report = theirs, Imported([(k, k) for k in theirs], [])
     else:
-        state, report = _convert(net, foreign, source, path)
+        state, report = _convert(net, theirs, source, path)
     missing = [k for k in own if k not in state]
     surplus = [k for k in state if k not in own]
     differ = [k for k in own if k in state and state[k].shape != own[k].shape]
@@ -57,9 +59,7 @@ def import_weights(net: Network, path: str | Path, source: str) -> Imported:
         if differ:
             k = differ[0]
             parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
-        raise InputError(
-            f"{path} does not fit this {net.name}: {'; '.join(parts)}. Check --model, --width-mult and --num-classes."
-        )
+        raise InputError(f"{path} does not fit this {net.name}: {'; '.join(parts)}. {CHECK}")
     bad = [k for k in own if state[k].is_complex() or not torch.isfinite(state[k]).all()]
     if bad:
         raise InputError(f"{path} holds NaN, Inf or complex numbers in {len(bad)} tensors (first {bad[0]}).")
@@ -67,70 +67,62 @@ def import_weights(net: Network, path: str | Path, source: str) -> Imported:
     return report
 
 
-def _convert(
-    net: Network, foreign: Mapping[str, Tensor], source: str, path: Path
-) -> tuple[dict[str, Tensor], Imported]:
-    theirs, unused = layers(foreign, "w")
-    ours, _ = layers(net.state_dict(), "rho")
+def _convert(net: Network, theirs: Mapping[str, Tensor], source: str, path: Path) -> tuple[dict[str, Tensor], Imported]:
+    own, state = net.state_dict(), dict[str, Tensor]()
+    their_layers, unused = layers(theirs, "w")
+    our_layers, _ = layers(own, "rho")
     for kind in KINDS:
-        if len(theirs[kind]) != len(ours[kind]):
+        found, wanted = len(their_layers[kind]), len(our_layers[kind])
+        if found != wanted:
             hint = " A network without learnt decays is --method agr or stbp-tdbn." if kind == "neuron" else ""
             raise InputError(
-                f"{path} does not fit this {net.name}: {len(theirs[kind])} layers of kind {kind}, and the network has {len(ours[kind])}. "
-                f"Check --model.{hint}"
+                f"{path} does not fit this {net.name}: it has {found} layers of kind {kind}, "
+                f"and the network has {wanted}. Check --model.{hint}"
             )
-    pairs = [(a, b) for kind in KINDS for a, b in zip(theirs[kind], ours[kind], strict=True)]
-    own, state = net.state_dict(), dict[str, Tensor]()
+    pairs = {kind: list(zip(their_layers[kind], our_layers[kind], strict=True)) for kind in KINDS}
 
     def take(a: str, b: str) -> None:
-        """Shapes are compared before anything is computed: a view of a few bytes can look like terabytes."""
-        if a in foreign and b in own:
-            if foreign[a].shape != own[b].shape:
+        """Compare the shapes before anything is computed: a view of a few bytes can look like terabytes."""
+        if a in theirs and b in own:
+            if theirs[a].shape != own[b].shape:
                 raise InputError(
-                    f"{path} does not fit this {net.name}: {a} has shape {tuple(foreign[a].shape)}, and {b} {tuple(own[b].shape)}. "
-                    "Check --model, --width-mult and --num-classes."
+                    f"{path} does not fit this {net.name}: {a} has shape {tuple(theirs[a].shape)}, "
+                    f"and {b} {tuple(own[b].shape)}. {CHECK}"
                 )
-            state[b] = foreign[a]
+            state[b] = theirs[a]
 
-    for a, b in zip(theirs["synapses"], ours["synapses"], strict=True):
-        take(f"{a}.weight", f"{b}.weight")
-        take(f"{a}.bias", f"{b}.bias")
-    for a, b in zip(theirs["norm"], ours["norm"], strict=True):
+    for a, b in pairs["norm"]:
         for name in NORM:
             take(f"{a}.{name}", f"{b}.{name}")
-        module = net.get_submodule(b)
-        if source == "spikingjelly" and isinstance(module, TdBatchNorm) and f"{b}.weight" in state:
-            state[f"{b}.weight"] = state[f"{b}.weight"] / (module.alpha * module.v_th)
-    for a, b in zip(theirs["neuron"], ours["neuron"], strict=True):
-        state[f"{b}.rho"] = (foreign[f"{a}.w"] if source == "authors" else -foreign[f"{a}.w"]).reshape(())
-    _move_biases(foreign, theirs, ours, state)
-    state |= {
-        k: v for k, v in own.items() if k.endswith(".neuron.tau")
-    }  # where it is fixed, it is the network's option
-    return state, Imported(pairs, unused)
-
-
-def _move_biases(
-    foreign: Mapping[str, Tensor], theirs: dict[str, list[str]], ours: dict[str, list[str]], state: dict[str, Tensor]
-) -> None:
-    """Biases of synapses that ours do not have go into the running mean of the norm behind them."""
-    for a, b in zip(theirs["synapses"], ours["synapses"], strict=True):
-        norm = b.removesuffix(".synapse") + ".norm"
-        if f"{a}.bias" in foreign and f"{b}.bias" not in state and f"{norm}.running_mean" in state:
-            bias, mean = foreign[f"{a}.bias"], state[f"{norm}.running_mean"]
-            if bias.shape != mean.shape:
-                raise InputError(f"the bias {a}.bias does not fit the norm behind it. Check --model.")
-            state[f"{norm}.running_mean"] = mean - bias
+        norm = net.get_submodule(b)
+        if source == "spikingjelly" and isinstance(norm, TdBatchNorm) and f"{b}.weight" in state:
+            state[f"{b}.weight"] = state[f"{b}.weight"] / (norm.alpha * norm.v_th)
+    for a, b in pairs["neuron"]:
+        state[f"{b}.rho"] = (theirs[f"{a}.w"] if source == "authors" else -theirs[f"{a}.w"]).reshape(())
+    for a, b in pairs["synapse"]:
+        take(f"{a}.weight", f"{b}.weight")
+        mean = b.removesuffix(".synapse") + ".norm.running_mean"
+        if f"{b}.bias" in own:
+            state[f"{b}.bias"] = torch.zeros_like(own[f"{b}.bias"])
+            take(f"{a}.bias", f"{b}.bias")
+        elif f"{a}.bias" in theirs and mean in state:
+            bias = theirs[f"{a}.bias"]
+            if bias.shape != state[mean].shape:
+                raise InputError(f"{path}: the bias {a}.bias does not fit the norm behind it. Check --model.")
+            state[mean] = state[mean] - bias
+    # A fixed decay is an option of the network, so it stays as it is.
+    state |= {k: v for k, v in own.items() if k.endswith(".neuron.tau")}
+    return state, Imported([pair for kind in KINDS for pair in pairs[kind]], unused)
 
 
 def layers(state: Mapping[str, Tensor], decay: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Names of the layers by kind, in order, and of the tensors that belong to none; `decay` is a learnt decay's name."""
+    """The layers' names by kind, in order, and the tensors that belong to none; `decay` names a learnt decay."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     rest = []
     for key, tensor in state.items():
         layer, _, name = key.rpartition(".")
         if name == "weight" and tensor.dim() >= 2:
-            found["synapses"].append(layer)
+            found["synapse"].append(layer)
         elif name == "running_mean":
             found["norm"].append(layer)
         elif name == decay and tensor.numel() == 1:

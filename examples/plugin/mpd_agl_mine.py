@@ -1,0 +1,125 @@
+"""A plugin: your own surrogate, width rule, network and data set, under names that every command takes.
+
+    pip install ./examples/plugin
+    mpd-agl train --method mine --model.name two-layers --data.name stripes --train.epochs 3
+
+The last lines of this file register them. Each is an object that you can also pass from Python without any registry.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpd_agl.core import Surrogate, register_surrogate
+from mpd_agl.data import ArraySet, DataSet, LoadOptions, register_dataset
+from mpd_agl.models import Network, NetworkOptions, register_model
+from mpd_agl.nn import PLIF, Method, Potential, Readout, Width, register_method
+
+
+@dataclass(frozen=True)
+class Cosine(Surrogate):
+    """A raised cosine of unit area and peak 1/kappa: `h(u) = (1 + cos(pi u/kappa)) / (2 kappa)` for |u| < kappa."""
+
+    name: ClassVar[str] = "cosine"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """h(u; kappa)."""
+        r = (u / kappa).clamp(-1, 1)
+        return (1 + torch.cos(math.pi * r)) / 2 / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """The step whose derivative is h."""
+        r = (u / kappa).clamp(-1, 1)
+        return (1 + r + torch.sin(math.pi * r) / math.pi) / 2
+
+
+class DistanceWidth(Width):
+    """kappa_t is twice the root mean square distance of this batch's potentials from the threshold."""
+
+    needs_batch = True  # the layer measures the potentials before every training pass
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """kappa_T."""
+        v_th = potential.threshold
+        if potential.batch is None:  # outside of training, for example for a plot
+            mean_T, std_T = potential.moments("exact")
+            return 2 * ((mean_T - v_th).square() + std_T.square()).sqrt()
+        mean_T = potential.batch.sum_T / potential.batch.values
+        square_T = potential.batch.square_T / potential.batch.values
+        return 2 * (square_T - 2 * v_th * mean_T + v_th**2).sqrt().float()
+
+
+MINE = Method(
+    name="mine",
+    neuron=PLIF,
+    width=DistanceWidth,
+    surrogate=Cosine(),
+    about="twice the distance of the potentials from the threshold",
+)
+
+
+class TwoLayers(Network):
+    """Two convolutions and the readout."""
+
+    def __init__(self, options: NetworkOptions) -> None:
+        super().__init__("two-layers", options)
+        channels = options.channels(16)
+        self.conv1 = self.conv(options.in_channels, channels)
+        self.conv2 = self.conv(channels, channels, stride=2)
+        self.readout = Readout(channels, options.num_classes)
+
+    def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
+        """logits_TNK."""
+        s_TNCHW = self.conv2(self.conv1(x_SNCHW, num_steps), num_steps)
+        logits_TNK: Tensor = self.readout(s_TNCHW.mean((3, 4)))
+        return logits_TNK
+
+
+SAMPLES = {"train": 400, "test": 100}
+CLASSES = ("horizontal", "vertical")
+
+
+def read_stripes(split: str, options: LoadOptions) -> ArraySet:
+    """Noisy stripes, drawn from a fixed seed; a reader of files would look into `options.data_dir`."""
+    rng = np.random.default_rng(0 if split == "train" else 1)
+    count = SAMPLES[split]
+    y_N = rng.integers(0, 2, count)
+    wave_N12 = 128 + 100 * np.sin(2 * np.pi * (np.arange(12) / 4 + rng.random((count, 1))))
+    x_NHW = np.repeat(wave_N12[:, :, None], 12, axis=2)
+    x_NHW[y_N == 1] = x_NHW[y_N == 1].transpose(0, 2, 1)
+    noisy = (x_NHW + rng.normal(0, 20, x_NHW.shape)).clip(0, 255).astype(np.uint8)
+    return ArraySet(
+        name="stripes",
+        split=split,
+        x=noisy[..., None],
+        y=y_N,
+        classes=CLASSES,
+        mean=STRIPES.mean,
+        std=STRIPES.std,
+        provenance={"source": "drawn by mpd-agl-mine", "partial": False},
+    )
+
+
+STRIPES = DataSet(
+    name="stripes",
+    title="Horizontal and vertical stripes",
+    shape=(12, 12, 1),
+    classes=CLASSES,
+    counts=SAMPLES,
+    mean=(0.5,),
+    std=(0.29,),
+    read=read_stripes,
+)
+
+
+def register() -> None:
+    """mpd-agl calls this once per process (see the entry point in pyproject.toml)."""
+    register_surrogate(Cosine())
+    register_method(MINE)
+    register_model("two-layers", TwoLayers, defaults={"in_channels": 1, "image_size": 12}, about="two convolutions")
+    register_dataset(STRIPES)
