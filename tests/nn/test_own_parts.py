@@ -12,7 +12,18 @@ from mpd_agl import core
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, load_weights, save_weights
-from mpd_agl.nn import LIF, METHODS, Method, SpikingBlock, TdBatchNorm, Width, over_time, recompute, register_method
+from mpd_agl.nn import (
+    LIF,
+    METHODS,
+    Method,
+    SpikingBlock,
+    TdBatchNorm,
+    Width,
+    fold,
+    over_time,
+    recompute,
+    register_method,
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,9 @@ def test_another_norm_takes_its_place_and_sets_the_width():
     bn.load_state_dict(block.norm.state_dict())
     i_T = over_time(bn, over_time(block.synapse, S_TNC))
     assert torch.equal(block(S_TNC), core.lif(i_T, 0.2, torch.ones(3), v_th=1.0)[0])
+    folded = fold(block.eval())
+    assert folded.norm is None
+    assert int((folded(S_TNC) != block(S_TNC)).sum()) <= 1
 
 
 def test_hooks_on_norm_and_neuron_fire_with_what_they_are_named_for():

@@ -174,7 +174,7 @@ def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
             out = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow))
             flow = out + (flow if block.shortcut is None else graph.block(f"{name}.shortcut", block.shortcut, flow))
         elif isinstance(block, ZhengBlock):
-            (shortcut,) = getattr(block.conv2, "currents", None) or [block.shortcut]
+            (shortcut,) = block.conv2.currents
             second = graph.current(f"{name}.shortcut", shortcut, flow)
             flow = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow), second)
     if flow.shape[1] > 1:

@@ -70,9 +70,9 @@ class PlainNeuron(nn.Module):
                 setattr(self, name, float(value))
             else:
                 self.register_buffer(name, value.clone())
-        self.soft_reset = getattr(neuron, "reset", "hard") == "soft"
-        self.decay_input = bool(getattr(neuron, "decay_input", False))
-        self.channel_dim = int(getattr(neuron, "channel_dim", 2))
+        assert isinstance(neuron, Neuron)
+        self.soft_reset, self.decay_input = neuron.reset == "soft", neuron.decay_input
+        self.channel_dim = neuron.channel_dim
 
     def shaped(self, name: str, dim: int) -> Any:
         """A number, or one value per channel in the shape of one timestep with `dim` axes."""
@@ -116,7 +116,7 @@ class PlainBlock(nn.Module):
         assert isinstance(synapse, nn.Conv2d | nn.Linear)
         self.synapse: nn.Module = WholeSynapse(synapse) if int8 else synapse
         self.neuron = PlainNeuron(block.neuron)
-        self.currents: nn.ModuleList = getattr(block, "currents", nn.ModuleList())
+        self.currents = block.currents
 
     def forward(
         self,
@@ -125,15 +125,11 @@ class PlainBlock(nn.Module):
         *,
         residual: Tensor | None = None,
         current_inputs: Sequence[Tensor] = (),
-        add: Current | None = None,
-        add_from: Tensor | None = None,
     ) -> Tensor:
         """Spikes of T steps, plus `residual`; the block's `currents` of these inputs are added before the neuron."""
         S = s_SNC.shape[0]
         y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
-        if add is not None and add_from is not None:
-            i_SNC = i_SNC + add(add_from)
         for current, s_TNC in zip(self.currents, current_inputs, strict=True):
             i_SNC = i_SNC + current(s_TNC)
         spikes: Tensor = self.neuron(i_SNC, num_steps=num_steps, residual=residual)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn.block import AnnBlock, Current, SpikingBlock
+from mpd_agl.nn.norm import TdBatchNorm
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -27,8 +28,19 @@ def _folded(synapse: nn.Module, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
     return out
 
 
+def _affine(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
+    """`scale_C, shift_C` of a norm in evaluation; None for one whose output depends on the input's own statistics."""
+    if isinstance(norm, TdBatchNorm):
+        return norm.affine()
+    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None or norm.running_var is None:
+        return None
+    scale_C = torch.rsqrt(norm.running_var + norm.eps)
+    shift_C = -norm.running_mean * scale_C
+    return (scale_C, shift_C) if norm.weight is None else (norm.weight * scale_C, norm.bias + norm.weight * shift_C)
+
+
 def fold(net: Net) -> Net:
-    """A copy of the network for inference, each tdBN folded into its synapses: the same spikes with one pass less.
+    """A copy of the network for inference, each batch norm folded into its synapse: the same spikes with one pass less.
 
     The copy is in evaluation mode and stays there; the original is untouched.
     """
@@ -36,17 +48,11 @@ def fold(net: Net) -> Net:
         raise InputError("fold() takes a network in evaluation mode, got one that is training. Call net.eval() first.")
     out = copy.deepcopy(net)
     for module in out.modules():
-        if isinstance(module, SpikingBlock | Current) and module.norm is not None and module.synapse is not None:
-            module.synapse = _folded(module.synapse, *module.norm.affine())
-            module.norm = None
-        elif isinstance(module, AnnBlock) and not isinstance(module.norm, nn.Identity):
-            norm = module.norm
-            assert norm.weight is not None
-            assert norm.running_var is not None
-            assert norm.running_mean is not None
-            scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            module.synapse = _folded(module.synapse, scale_C, norm.bias - norm.running_mean * scale_C)
-            module.norm = nn.Identity()
+        if not isinstance(module, SpikingBlock | Current | AnnBlock) or module.synapse is None:
+            continue
+        if (affine := _affine(module.norm)) is not None:
+            module.synapse = _folded(module.synapse, *affine)
+            module.norm = nn.Identity() if isinstance(module, AnnBlock) else None
     for parameter in out.parameters():
         parameter.requires_grad_(False)
     return out
