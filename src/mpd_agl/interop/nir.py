@@ -81,6 +81,7 @@ class GraphBuilder:
         """A second current of a neuron; if it has no synapse, its tdBN becomes a 1x1 convolution with a diagonal."""
         synapse = current.synapse
         if synapse is None:
+            assert current.norm is not None
             scale_C, shift_C = current.norm.affine()
             synapse = nn.Conv2d(len(scale_C), len(scale_C), 1)
             # NIR's type check refuses grouped convolutions, so the zeros beside the diagonal are written too.
@@ -174,6 +175,7 @@ def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
             out = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow))
             flow = out + (flow if block.shortcut is None else graph.block(f"{name}.shortcut", block.shortcut, flow))
         elif isinstance(block, ZhengBlock):
+            assert isinstance(block.conv2, SpikingBlock)
             (shortcut,) = block.conv2.currents
             second = graph.current(f"{name}.shortcut", shortcut, flow)
             flow = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow), second)
