@@ -76,7 +76,7 @@ def write_cifar10_sheets(folder: Path, per_batch: int = 10) -> tuple[np.ndarray,
     return x, y
 
 
-def tiny_cifar10(monkeypatch, per_batch: int = 10, **changes) -> registry.DataSet:
+def tiny_cifar10(monkeypatch, per_batch: int = 10, **changes) -> registry.OfficialSet:
     """The registry's CIFAR-10 with few images and no hashes, unless given."""
     spec = replace(
         registry.get("cifar10"),

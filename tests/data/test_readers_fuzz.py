@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpd_agl.data import aedat, archives, cifar, idx, nmnist, store, tinyimagenet
+from mpd_agl.data import archives, cifar, idx, recordings, store, tinyimagenet
 from mpd_agl.data.types import EventStream
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import cifar_images, idx_bytes, jpeg_bytes, pin, planes, tree
@@ -99,7 +99,7 @@ AEDAT = b"#!AER-DAT2.0\r\n# made by a test\r\n" + b"".join(
 @fuzz("aedat")
 @given(damaged(AEDAT))
 def test_aedat(content):
-    stream = or_one_sentence(aedat.decode_aedat, content, NAME)
+    stream = or_one_sentence(recordings.decode_aedat, content, NAME)
     if stream is not None:
         check_stream(stream, 128)
 
@@ -110,7 +110,7 @@ NMNIST = b"".join(bytes([i % 34, (3 * i) % 34, 0x80 * (i % 2), i, 7]) for i in r
 @fuzz("nmnist")
 @given(damaged(NMNIST))
 def test_nmnist(content):
-    stream = or_one_sentence(nmnist.decode_bin, content, NAME)
+    stream = or_one_sentence(recordings.decode_bin, content, NAME)
     if stream is not None:
         check_stream(stream, 34)
         assert len(stream) * 5 == len(content)

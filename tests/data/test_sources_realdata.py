@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpd_agl.cli import main
-from mpd_agl.data import cifar, nmnist, readers, registry
+from mpd_agl.data import cifar, readers, recordings, registry
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.recordings import list_recordings
 from mpd_agl.data.verify import verify
@@ -97,7 +97,7 @@ def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
 
 
 def test_nmnist_recordings_are_genuine():
-    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", nmnist.read_bin)
+    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", recordings.read_bin)
     events = [found(i) for i in range(0, len(found), 10)]
     assert 3500 < np.mean([len(e) for e in events]) < 4700
     assert 0.45 < np.mean([e.p_E.mean() for e in events]) < 0.55

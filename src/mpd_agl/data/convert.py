@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from mpd_agl.data import readers, sources, store
 from mpd_agl.data.archives import extract, is_archive, new_folder, scratch_folder
-from mpd_agl.data.readers import Found
+from mpd_agl.data.readers import FoundFiles
 from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import DataSet
+from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.sources import Fetched
 from mpd_agl.data.store import Digest, Pixels
 from mpd_agl.errors import InputError
@@ -44,7 +44,7 @@ class Obtained:
 
 
 def check_counts(
-    spec: DataSet, labels: dict[str, NDArray[np.int64]], where: str, *, allow_partial: bool
+    spec: OfficialSet, labels: dict[str, NDArray[np.int64]], where: str, *, allow_partial: bool
 ) -> dict[str, list[int]]:
     """Compare the numbers of samples with the official ones; refuse a partial set unless it is allowed."""
     partial = {}
@@ -68,7 +68,7 @@ def check_counts(
     return partial
 
 
-def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> None:
+def check_content(spec: OfficialSet, split: str, pixels: Pixels, found: Digest) -> None:
     """Compare the hashes of a complete split with the registry's, and name the file that differs."""
     if found.count != spec.counts[split]:
         return  # partial, and allowed: there is no hash for a part
@@ -84,7 +84,7 @@ def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> N
         )
 
 
-def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
+def check_labels(spec: OfficialSet, split: str, got: str, origin: str) -> None:
     """Compare the hash of a complete split's labels with the registry's."""
     if got != spec.labels_sha256.get(split, got):
         raise InputError(
@@ -92,7 +92,7 @@ def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
         )
 
 
-def _blame(spec: DataSet, split: str, found: Digest, origin: str) -> str:
+def _blame(spec: OfficialSet, split: str, found: Digest, origin: str) -> str:
     """Say which file holds what it should not."""
     known = {digest: (s, i) for s, parts in spec.part_sha256.items() for i, digest in enumerate(parts)}
     for i, ((name, digest), right) in enumerate(zip(found.parts, spec.part_sha256.get(split, ()), strict=False)):
@@ -111,7 +111,7 @@ def _differs(name: str, got: str, right: str) -> str:
 
 
 @contextmanager
-def opened(found: Found, cache: Path) -> Iterator[Path]:
+def opened(found: FoundFiles, cache: Path) -> Iterator[Path]:
     """The folder of the files; archives are unpacked into a scratch folder that is gone afterwards."""
     if not found.archives:
         yield found.place
@@ -123,21 +123,16 @@ def opened(found: Found, cache: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _named(scratch: Path, found: Found) -> Iterator[None]:
+def _named(scratch: Path, found: FoundFiles) -> Iterator[None]:
     """Errors name the archive, not the scratch folder."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(str(scratch), called(found))) from error
-
-
-def called(found: Found) -> str:
-    """What a sentence calls the files: the folder, or the one archive."""
-    return str(found.archives[0] if len(found.archives) == 1 else found.place)
+        raise InputError(str(error).replace(str(scratch), found.shown)) from error
 
 
 def obtain_images(
-    spec: DataSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
+    spec: OfficialSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
 ) -> Obtained:
     """Bring an image set into converted form, or find it there."""
     cache = sources.cache_root(cache_dir)
@@ -160,11 +155,13 @@ def obtain_images(
         return obtained
 
 
-def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, allow_partial: bool) -> Obtained:
+def _convert(
+    spec: OfficialSet, found: FoundFiles, root: Path, source: str, cache: Path, allow_partial: bool
+) -> Obtained:
     with opened(found, cache) as place:
         splits = readers.read_images(spec, place)
         labels = {split: pixels.y_N for split, pixels in splits.items()}
-        partial = check_counts(spec, labels, called(found), allow_partial=allow_partial)
+        partial = check_counts(spec, labels, found.shown, allow_partial=allow_partial)
         store.write(
             root,
             splits,
@@ -174,7 +171,7 @@ def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, 
     return Obtained(place=root, key=root.name, source=source, partial=partial)
 
 
-def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
+def _opened(spec: OfficialSet, root: Path, allow_partial: bool) -> Obtained:
     """A set that was converted before."""
     stored = {split: store.open_split(root, split) for split in spec.counts}
     header = stored["train"].header
@@ -189,7 +186,7 @@ def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
     return Obtained(place=root, key=root.name, source=str(header.get("source", "cache")), partial=partial)
 
 
-def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, Fetched | None]:
+def find_or_fetch(spec: OfficialSet, cache: Path, *, download: bool) -> tuple[FoundFiles, str, Fetched | None]:
     """Files that someone put into the cache's download folder, or else the first source that works."""
     folder = sources.downloads(cache, spec)
     try:
@@ -205,12 +202,12 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
         raise InputError(f"{spec.title} is not in the cache {cache}. {fetch}{sources.how_to_place(spec, cache)}")
     fetched = sources.fetch(spec, cache)
     if all(is_archive(path) for path in fetched.paths):
-        return Found(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
+        return FoundFiles(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
     return readers.require(spec, folder), fetched.source, fetched
 
 
 def obtain_recordings(
-    spec: DataSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
+    spec: OfficialSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
 ) -> tuple[Obtained, dict[str, Recordings]]:
     """Find the recordings of an event set; zips are unpacked once, into the cache."""
     cache = sources.cache_root(cache_dir)
@@ -235,7 +232,7 @@ def obtain_recordings(
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits
 
 
-def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
+def _unpacked(spec: OfficialSet, found: FoundFiles, kept: Path) -> FoundFiles:
     """The recordings as folders; archives are unpacked into `kept`, unless they were before."""
     if not found.archives:
         return found

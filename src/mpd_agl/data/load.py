@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data import convert, mnist5k, registry, sources, store
-from mpd_agl.data.registry import DataSet
+from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.types import ArraySet, EventStream, FrameConfig
 from mpd_agl.errors import unknown_name
 
@@ -68,7 +68,7 @@ def load_dataset(
 
 
 def _images(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
+    spec: OfficialSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
 ) -> ArraySet:
     provenance: dict[str, Any]
     if spec.reader == "mnist5k":
@@ -95,7 +95,7 @@ def _images(
 
 
 def _events(
-    spec: DataSet,
+    spec: OfficialSet,
     split: str,
     data_dir: Path | None,
     cache_dir: Path | None,

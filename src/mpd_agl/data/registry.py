@@ -37,7 +37,7 @@ class Mirror:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class OfficialSet:
     """What is known about one data set before any file is read."""
 
     name: str
@@ -124,7 +124,7 @@ def _figshare(name: str, number: int, md5: str) -> RemoteFile:
 
 
 _TABLE = (
-    DataSet(
+    OfficialSet(
         name="mnist5k",
         title="MNIST, 5,000 images, embedded",
         reader="mnist5k",
@@ -145,7 +145,7 @@ _TABLE = (
             "test": "bbdaed34ddb84891085b7279daa6e45d3336e5e8925f5fc218042c671c4f0e10",
         },
     ),
-    DataSet(
+    OfficialSet(
         name="mnist5k-dvs",
         title="mnist5k before a simulated event camera",
         reader="mnist5k-dvs",
@@ -158,7 +158,7 @@ _TABLE = (
         std=_COUNTS,
         licence=_MNIST_LICENCE,
     ),
-    DataSet(
+    OfficialSet(
         name="cifar10",
         title="CIFAR-10",
         reader="cifar10",
@@ -204,7 +204,7 @@ _TABLE = (
             sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="cifar100",
         title="CIFAR-100",
         reader="cifar100",
@@ -235,7 +235,7 @@ _TABLE = (
             ),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="tinyimagenet",
         title="Tiny-ImageNet-200",
         reader="tinyimagenet",
@@ -264,7 +264,7 @@ _TABLE = (
             ),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="cifar10dvs",
         title="CIFAR10-DVS",
         reader="cifar10dvs",
@@ -292,7 +292,7 @@ _TABLE = (
             _figshare("truck", 7712839, "89f3922fd147d9aeff89e76a2b0b70a7"),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="nmnist",
         title="N-MNIST",
         reader="nmnist",
@@ -312,7 +312,7 @@ _TABLE = (
         archives=(("Train.zip", "Test.zip"),),
         folder="the folders Train and Test of .bin files",
     ),
-    DataSet(
+    OfficialSet(
         name="mnist",
         title="MNIST",
         reader="idx",
@@ -349,7 +349,7 @@ _TABLE = (
             sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="fashion-mnist",
         title="Fashion-MNIST",
         reader="idx",
@@ -385,7 +385,7 @@ _TABLE = (
 DATASETS = {entry.name: entry for entry in _TABLE}
 
 
-def get(name: str) -> DataSet:
+def get(name: str) -> OfficialSet:
     """Look a data set up by name.
 
     >>> get("cifar10").counts["train"]

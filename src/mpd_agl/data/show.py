@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from mpd_agl.data import convert, mnist5k, registry
 from mpd_agl.data.load import CAMERA_SEED, Simulated, load_dataset
 from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import DataSet
+from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.types import FrameConfig
 from mpd_agl.errors import InputError
 
@@ -65,7 +65,7 @@ def _label(draw: ImageDraw.ImageDraw, x: int, y: int, text: str, width: int) -> 
 
 
 def image_sheet(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
+    spec: OfficialSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
 ) -> Image.Image:
     """Ten columns of images, each under its label."""
     data = load_dataset(spec.name, split, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
@@ -84,7 +84,7 @@ def image_sheet(
 
 
 def event_strips(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
+    spec: OfficialSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
 ) -> Image.Image:
     """One row of frames per recording; only the recordings shown are read."""
     from mpd_agl.data.framing import build_frames

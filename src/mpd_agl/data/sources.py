@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mpd_agl.data.archives import scratch_folder
 from mpd_agl.data.progress import progress
-from mpd_agl.data.registry import DataSet, Mirror, RemoteFile
+from mpd_agl.data.registry import Mirror, OfficialSet, RemoteFile
 from mpd_agl.errors import InputError
 
 CHUNK = 1 << 18
@@ -60,7 +60,7 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
     return base / "mpd-agl"
 
 
-def downloads(cache: Path, spec: DataSet) -> Path:
+def downloads(cache: Path, spec: OfficialSet) -> Path:
     """Where files of a data set are downloaded to, and where a user may put them by hand."""
     return cache / "downloads" / spec.name
 
@@ -79,7 +79,7 @@ class Fetched:
             path.unlink(missing_ok=True)
 
 
-def fetch(spec: DataSet, cache: Path) -> Fetched:
+def fetch(spec: OfficialSet, cache: Path) -> Fetched:
     """Get the files of a data set from the first source that works.
 
     Raises one sentence that says which file to put where when none works.
@@ -113,7 +113,7 @@ def fetch(spec: DataSet, cache: Path) -> Fetched:
     )
 
 
-def how_to_place(spec: DataSet, cache: Path) -> str:
+def how_to_place(spec: OfficialSet, cache: Path) -> str:
     """Which file to put where, in a sentence."""
     names = spec.archives[0] if spec.archives else ()
     what = " and ".join(names) if 0 < len(names) < 4 else f"{names[0]} ... {names[-1]}" if names else spec.folder
@@ -121,7 +121,7 @@ def how_to_place(spec: DataSet, cache: Path) -> str:
 
 
 @contextmanager
-def locked(spec: DataSet, cache: Path) -> Iterator[None]:
+def locked(spec: OfficialSet, cache: Path) -> Iterator[None]:
     """One process at a time fetches a data set; the others wait, and then find what it left."""
     with contextlib.ExitStack() as stack:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from mpd_agl.data import convert, mnist5k, readers, registry, sources, store
 from mpd_agl.data.progress import progress
 from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import DataSet
+from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.store import Pixels
 
 
@@ -66,7 +66,7 @@ def verify(
         with convert.opened(files, cache) as place:
             pixels = readers.read_images(spec, place)
             labels = {split: p.y_N for split, p in pixels.items()}
-            convert.check_counts(spec, labels, convert.called(files), allow_partial=allow_partial)
+            convert.check_counts(spec, labels, files.shown, allow_partial=allow_partial)
             return _images(spec, pixels, f"data-dir {data_dir}")
     found = convert.obtain_images(
         spec, data_dir=None, cache_dir=cache_dir, allow_partial=allow_partial, download=download
@@ -76,7 +76,7 @@ def verify(
 
 
 def _images(
-    spec: DataSet, splits: dict[str, Pixels], source: str, stored: dict[str, store.Stored] | None = None
+    spec: OfficialSet, splits: dict[str, Pixels], source: str, stored: dict[str, store.Stored] | None = None
 ) -> Report:
     reports = {}
     for split, pixels in splits.items():
@@ -101,7 +101,7 @@ def _images(
     return Report(name=spec.name, source=source, splits=reports)
 
 
-def _recordings(spec: DataSet, split: str, recordings: Recordings) -> SplitReport:
+def _recordings(spec: OfficialSet, split: str, recordings: Recordings) -> SplitReport:
     whole, events, on = hashlib.sha256(), 0, 0
     count = len(recordings)
     with progress(Path(recordings.origin).name, count) as report:
@@ -121,7 +121,7 @@ def _recordings(spec: DataSet, split: str, recordings: Recordings) -> SplitRepor
     )
 
 
-def _simulated(spec: DataSet) -> Report:
+def _simulated(spec: OfficialSet) -> Report:
     """The images are what can be verified; the camera is deterministic."""
     base = _images(registry.get("mnist5k"), mnist5k.read(spec.classes), "embedded, simulated camera")
     return Report(name=spec.name, source=base.source, splits=base.splits)
