@@ -230,9 +230,7 @@ def test_header_of_a_converted_set(place, data):
     root = place / "some_file"
     if not root.exists():
         x, y = cifar_images(3), np.array([0, 1, 2])
-        split = store.Pixels(
-            shape_NHWC=x.shape, y_N=y, classes=("a", "b", "c"), parts=lambda: iter([("f", x)]), origin="o"
-        )
+        split = store.Pixels(shape=x.shape, y_N=y, classes=("a", "b", "c"), parts=lambda: iter([("f", x)]), origin="o")
         store.write(root, {"train": split}, lambda *_: None, {"name": "toy"})
         (root / "header").write_bytes((root / "train" / "header.json").read_bytes())
     (root / "train" / "header.json").write_bytes(data.draw(damaged((root / "header").read_bytes())))

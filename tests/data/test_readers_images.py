@@ -135,8 +135,8 @@ def test_wrong_sheets_are_refused(tmp_path):
     sheet = tmp_path / "test_batch.png"
     good = sheet.read_bytes()
     for content, reason in (
-        (good[:300], "no readable PNG"),
-        (b"nonsense", "no readable PNG"),
+        (good[:300], "no readable PNG file"),
+        (b"nonsense", "no readable PNG file"),
         (jpeg_bytes(1), "no readable"),
     ):
         sheet.write_bytes(content)
@@ -161,7 +161,7 @@ def test_idx_files_are_read(tmp_path, zipped):
     for split, (x, y) in wrote.items():
         np.testing.assert_array_equal(pixels(splits[split])[..., 0], x)
         np.testing.assert_array_equal(splits[split].y_N, y)
-        assert splits[split].shape_NHWC == (len(y), 28, 28, 1)
+        assert splits[split].shape == (len(y), 28, 28, 1)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_tinyimagenet_orders_by_class_and_number_and_makes_grey_images_rgb(tmp_p
     ("content", "reason"),
     [
         (jpeg_bytes(1, size=(63, 64)), "RGB image of 63x64 pixels"),
-        (jpeg_bytes(1, kind="PNG"), "no readable JPEG"),
-        (jpeg_bytes(1)[:200], "no readable JPEG"),
-        (b"", "no readable JPEG"),
+        (jpeg_bytes(1, kind="PNG"), "no readable JPEG file"),
+        (jpeg_bytes(1)[:200], "no readable JPEG file"),
+        (b"", "no readable JPEG file"),
     ],
 )
 def test_a_wrong_image_is_refused_by_name(tmp_path, content, reason):

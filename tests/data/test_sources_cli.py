@@ -179,5 +179,10 @@ def test_show_says_what_it_put_into_the_cache(capsys, tmp_path, monkeypatch):
     code, out, err = run(capsys, "show", "cifar10", *options)
     (place,) = (tmp_path / "cache" / "converted").iterdir()
     assert (code, out) == (0, f"{tmp_path / 'a.png'}\n")
-    assert err == f"mpd-agl: cifar10 was read once and is kept for training in {place}\n"
+    size = sum(p.stat().st_size for p in place.rglob("*") if p.is_file()) / 1e6
+    assert 0.18 < size < 0.19  # 60 images of 3,072 bytes, labels and headers
+    assert err == (
+        f"mpd-agl: cifar10 was read once and is kept for training in {place} ({size:.1f} MB); remove it to free the "
+        "space\n"
+    )
     assert run(capsys, "show", "cifar10", *options)[2] == ""

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
+from mpd_agl.data.images import opened
 from mpd_agl.data.store import Pixels
 from mpd_agl.errors import InputError
 
@@ -127,7 +127,7 @@ def _split(
             yield str(place / name), part(place / name)
 
     y_N = np.concatenate(labels)
-    return Pixels(shape_NHWC=(len(y_N), SIDE, SIDE, 3), y_N=y_N, classes=classes, parts=parts, origin=str(place))
+    return Pixels(shape=(len(y_N), SIDE, SIDE, 3), y_N=y_N, classes=classes, parts=parts, origin=str(place))
 
 
 def _planes_to_images(x_NP: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -197,18 +197,12 @@ _SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # sp
 
 def _sheet(path: Path) -> NDArray[np.uint8]:
     """A PNG with one image per row of pixels: 1024 wide, RGB."""
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            if image.width != SIDE * SIDE or image.mode not in ("RGB", "RGBA"):
-                raise InputError(
-                    f"{path} is a {image.mode} image {image.width} wide, expected RGB 1024 wide. Get the package again."
-                )
-            x_NPC = np.asarray(image.convert("RGB"))
-    except InputError:
-        raise
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} is no readable PNG image ({str(error)[:80]}). Get the package again.") from error
-    return x_NPC.reshape(-1, SIDE, SIDE, 3)
+    with opened(path, formats=("PNG",)) as image:
+        if image.width != SIDE * SIDE or image.mode not in ("RGB", "RGBA"):
+            raise InputError(
+                f"{path} is a {image.mode} image {image.width} wide, expected RGB 1024 wide. Get the package again."
+            )
+        return np.asarray(image.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
 
 
 def _read_sheets(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:

@@ -21,6 +21,7 @@ from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.sources import Fetched
 from mpd_agl.data.store import Digest, Pixels
+from mpd_agl.data.types import LoadOptions
 from mpd_agl.errors import InputError
 
 
@@ -131,25 +132,23 @@ def _named(scratch: Path, found: FoundFiles) -> Iterator[None]:
         raise InputError(str(error).replace(str(scratch), found.shown)) from error
 
 
-def obtain_images(
-    spec: OfficialSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
-) -> Obtained:
+def obtain_images(spec: OfficialSet, options: LoadOptions) -> Obtained:
     """Bring an image set into converted form, or find it there."""
-    cache = sources.cache_root(cache_dir)
+    cache, data_dir, download = sources.cache_root(options.cache_dir), options.data_dir, options.download
     if data_dir is not None:
         found = readers.require(spec, data_dir)
         root = cache / "converted" / f"{spec.name}-{found.key()}"
         if root.is_dir():
-            return _opened(spec, root, allow_partial)
-        return _convert(spec, found, root, f"data-dir {data_dir}", cache, allow_partial)
+            return _opened(spec, root, options.allow_partial)
+        return _convert(spec, found, root, f"data-dir {data_dir}", cache, options.allow_partial)
     root = cache / "converted" / spec.name
     if root.is_dir():
-        return _opened(spec, root, allow_partial)
+        return _opened(spec, root, options.allow_partial)
     with sources.locked(spec, cache) if download else nullcontext():
         if root.is_dir():  # made while this process waited
-            return _opened(spec, root, allow_partial)
+            return _opened(spec, root, options.allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
-        obtained = _convert(spec, found, root, source, cache, allow_partial)
+        obtained = _convert(spec, found, root, source, cache, options.allow_partial)
         if fetched is not None:  # the converted set replaces what was downloaded
             fetched.clear()
         return obtained
@@ -206,11 +205,9 @@ def find_or_fetch(spec: OfficialSet, cache: Path, *, download: bool) -> tuple[Fo
     return readers.require(spec, folder), fetched.source, fetched
 
 
-def obtain_recordings(
-    spec: OfficialSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
-) -> tuple[Obtained, dict[str, Recordings]]:
+def obtain_recordings(spec: OfficialSet, options: LoadOptions) -> tuple[Obtained, dict[str, Recordings]]:
     """Find the recordings of an event set; zips are unpacked once, into the cache."""
-    cache = sources.cache_root(cache_dir)
+    cache, data_dir, download = sources.cache_root(options.cache_dir), options.data_dir, options.download
     kept = cache / "unpacked" / spec.name
     if data_dir is not None:
         found, source = readers.require(spec, data_dir), f"data-dir {data_dir}"
@@ -226,7 +223,7 @@ def obtain_recordings(
                     fetched.clear()
     splits = readers.read_recordings(spec, found.place)
     labels = {split: recordings.y_N for split, recordings in splits.items()}
-    partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
+    partial = check_counts(spec, labels, str(found.place), allow_partial=options.allow_partial)
     for split in labels.keys() - partial.keys():
         check_labels(spec, split, store.labels_digest(labels[split]), str(found.place))
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits

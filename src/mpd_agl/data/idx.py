@@ -108,4 +108,4 @@ def _split(images: Path, labels: Path, classes: tuple[str, ...], side: int) -> P
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(images), x_NHW[..., None]
 
-    return Pixels(shape_NHWC=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))
+    return Pixels(shape=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpd_agl.data.arrays import check_array_set
 from mpd_agl.data.augment import Augmentation, normalise
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.share import share
@@ -69,17 +70,7 @@ class Loader:
             raise InputError(
                 f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
             )
-        if dataset.x.ndim not in (4, 5) or dataset.x.dtype != np.uint8 or len(dataset.x) != len(dataset.y):
-            raise InputError(
-                f"data set {dataset.name!r} needs uint8 (N, H, W, C) or (N, T, H, W, C) and as many labels, "
-                f"got {dataset.x.dtype} {dataset.x.shape} and {len(dataset.y)} labels; convert it again."
-            )
-        C = dataset.x.shape[-1]
-        if len(dataset.mean) != C or len(dataset.std) != C or min(dataset.std) <= 0:
-            raise InputError(
-                f"data set {dataset.name!r} has {C} channels, got mean {dataset.mean} and std {dataset.std}; "
-                "give one of each per channel, std above 0."
-            )
+        check_array_set(dataset)
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed

@@ -69,4 +69,4 @@ def _split(x_NHW: NDArray[np.uint8], y_N: NDArray[np.int64], classes: tuple[str,
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(FILE), x_NHW[..., None]
 
-    return Pixels(shape_NHWC=(len(y_N), SIDE, SIDE, 1), y_N=y_N, classes=classes, parts=parts, origin=str(FILE))
+    return Pixels(shape=(len(y_N), SIDE, SIDE, 1), y_N=y_N, classes=classes, parts=parts, origin=str(FILE))

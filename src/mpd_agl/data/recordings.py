@@ -15,12 +15,16 @@ row = 127 - bits 1-7, and so does `read_cifar10dvs`.
 
 N-MNIST (Orchard et al. 2015), `.bin`: 34x34 pixels, five bytes per event: column, row, then one bit of polarity (1 is
 ON) and 23 bits of microseconds, the highest first.
+
+NumPy: an .npy file with a structured array of the fields t, x, y, p, or an .npz file with such an array or with four
+arrays of these names, and with `width` and `height` of the sensor if wanted.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,3 +206,61 @@ def write_bin(path: Path, events: EventStream) -> None:
     bytes_E5[:, 2] = (events.p_E.astype(np.int64) << 7) | (events.t_E >> 16)
     bytes_E5[:, 3], bytes_E5[:, 4] = (events.t_E >> 8) & 0xFF, events.t_E & 0xFF
     path.write_bytes(bytes_E5.tobytes())
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file by name, or of an .npy file under the name ''. Nothing in them can run code."""
+    try:
+        with path.open("rb") as file:
+            if file.read(6) == b"\x93NUMPY":
+                # Mapping a file refuses a header that claims more than the file holds, before memory is taken.
+                return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as found:
+                return {name: found[name] for name in found.files}
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).partition("\n")[0]
+        raise InputError(
+            f"{path} is no readable file of NumPy arrays ({reason[:80]}). Save it again with np.save or np.savez."
+        ) from error
+
+
+def read_numpy(path: Path, sensor: tuple[int, int] | None = None) -> EventStream:
+    """Read one recording saved by NumPy. `sensor` is (width, height); without it, the file or its events tell."""
+    fields = load_arrays(path)
+    told = [int(fields.pop(name).flat[0]) if name in fields else 0 for name in ("width", "height")]
+    if len(fields) == 1 and (names := next(iter(fields.values())).dtype.names):
+        (events_E,) = fields.values()
+        fields = {name: events_E[name] for name in names}
+    if not {"t", "x", "y", "p"} <= fields.keys():
+        got = ", ".join(sorted(filter(None, fields))) or "one array without fields"
+        raise InputError(f"{path} holds {got}, and a recording is t, x, y and p. Save the events under these names.")
+    value: dict[str, NDArray[np.int64]] = {}
+    for name in ("t", "x", "y", "p"):
+        if fields[name].dtype.kind not in "iub" or fields[name].ndim != 1:
+            raise InputError(
+                f"{name} in {path} must be one integer per event, got {fields[name].dtype} of shape "
+                f"{fields[name].shape}. Save whole microseconds and pixels."
+            )
+        value[name] = fields[name].astype(np.int64)
+    if len(value["p"]) and value["p"].min() == -1:
+        value["p"] = (value["p"] + 1) // 2  # OFF as -1 becomes 0
+    for name in ("x", "y", "p"):
+        if len(value[name]) and not 0 <= value[name].min() <= value[name].max() < (2 if name == "p" else 1 << 16):
+            raise InputError(
+                f"{name} in {path} lies from {value[name].min()} to {value[name].max()}. Columns and rows count from 0, "
+                "and a polarity is 0 or 1, or -1 or 1."
+            )
+    width, height = (
+        told[i] or (sensor[i] if sensor else int(value[name].max(initial=0)) + 1) for i, name in enumerate("xy")
+    )
+    events = EventStream(
+        t_E=value["t"],
+        x_E=value["x"].astype(np.uint16),
+        y_E=value["y"].astype(np.uint16),
+        p_E=value["p"].astype(np.uint8),
+        width=width,
+        height=height,
+    )
+    check_events(events, str(path))
+    return events
