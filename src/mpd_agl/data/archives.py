@@ -47,7 +47,7 @@ DEFAULT_LIMITS = Limits()
 
 @contextmanager
 def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
-    """Give a folder under `parent` that is gone when the block ends, however it ends.
+    """Make a folder under `parent` and remove it when the block ends, however it ends.
 
     A full disk and other errors of the system become an `InputError` that names the folder.
     """
@@ -78,7 +78,7 @@ def _clear(parent: Path, owner: str) -> None:
     for path in parent.glob(f"{glob.escape(owner)}*.part"):
         pid = path.name.removeprefix(owner).split(".")[0]
         try:
-            os.kill(int(pid), 0)  # asks only whether the process lives
+            os.kill(int(pid), 0)  # signal 0 only asks whether the process is alive
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
         except (ValueError, OverflowError, PermissionError):
@@ -87,7 +87,7 @@ def _clear(parent: Path, owner: str) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a scratch folder beside `target`; rename it when the block ends well, remove it when it does not."""
+    """Make a scratch folder beside `target`; it is renamed to it if the block ends well, and removed if not."""
     with scratch_folder(target.parent, target.name) as scratch:
         yield scratch
         _sync(scratch)
@@ -95,7 +95,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             os.replace(scratch, target)
         except OSError:
-            if not target.is_dir():  # else another process was faster with the same content
+            if not target.is_dir():  # otherwise another process wrote the same content first
                 raise
         _sync(target.parent)
 
@@ -145,7 +145,8 @@ def extract(archive: Path, folder: Path, limits: Limits = DEFAULT_LIMITS) -> Non
         raise _damaged(archive, str(error).strip().rstrip(".") or type(error).__name__) from error
 
 
-# zipfile raises RuntimeError for an encrypted member, and NotImplementedError, a kind of it, for an unknown compression.
+# zipfile raises RuntimeError for an encrypted member, and its subclass NotImplementedError for a compression that it
+# does not know.
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
     *(EOFError, RuntimeError, ValueError),

@@ -37,7 +37,8 @@ def check_array_set(found: ArraySet) -> ArraySet:
     if len(y) and (y.min() < 0 or y.max() >= K):
         bad = int(y.min()) if y.min() < 0 else int(y.max())
         raise InputError(
-            f"data set {found.name!r} has {K} classes and holds the label {bad}, outside 0..{K - 1}; correct the labels."
+            f"data set {found.name!r} has {K} classes and holds the label {bad}, outside 0..{K - 1}; "
+            "correct the labels."
         )
     return found
 
@@ -90,7 +91,7 @@ def as_labels(y: Any, count: int, name: str) -> NDArray[np.int64]:
 
 
 def class_names(classes: Sequence[str] | None, y_N: NDArray[np.int64], name: str) -> tuple[str, ...]:
-    """The names of the classes: as given, or the numbers 0..K-1 that training labels hold, each of them at least once."""
+    """The names of the classes: as given, or the numbers 0..K-1, each of which the training labels must hold."""
     if classes is None:
         missing = np.flatnonzero(np.bincount(np.maximum(y_N, 0)) == 0)
         if len(missing):

@@ -87,7 +87,7 @@ def find(folder: Path, layout: Layout) -> tuple[str, Path] | None:
 
 
 def files(form: str, place: Path, layout: Layout) -> list[Path]:
-    """The files that one form consists of; a missing one is an error."""
+    """List the files that one form consists of; refuse if one is missing."""
     names = {"python": layout.python, "binary": layout.binary, "sheets": layout.sheets or {}}[form]
     paths = [place / name for split in names.values() for name in split]
     if form == "sheets":
@@ -146,8 +146,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> dict[bytes, Any]:
-    """Read one of CIFAR's official pickle files. A pickle is a program, so its bytes are compared with the published md5
-    before a single instruction runs, and a file that is not official never runs.
+    """Read one of CIFAR's official pickle files.
+
+    A pickle is a program. Its bytes are therefore compared with the published md5 before the first instruction runs,
+    and a file that is not official is never run.
     """
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -192,7 +194,7 @@ def _read_binary(place: Path, layout: Layout, split: str, classes: tuple[str, ..
     return _split(place, names, labels, classes, partial(_binary_images, label_bytes=skip))
 
 
-_SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so in the package
+_SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the package spells them like this
 
 
 def _sheet(path: Path) -> NDArray[np.uint8]:

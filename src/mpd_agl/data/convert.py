@@ -1,7 +1,7 @@
 """From files to a checked, converted set: find, unpack, read, compare with the registry, store.
 
-Sources are tried in order: `data_dir` as given; the cache; the official address; the mirror. What was found is named
-in the header.
+Sources are tried in order: `data_dir` as given, the cache, the official address, the mirror. The header names the
+source that was used.
 """
 
 import os
@@ -27,7 +27,7 @@ from mpd_agl.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Obtained:
-    """A data set at hand: where, from which source, and what part of it there is."""
+    """A data set that is there: its place, its source, and which part of it there is."""
 
     place: Path
     key: str
@@ -72,7 +72,7 @@ def check_counts(
 def check_content(spec: OfficialSet, split: str, pixels: Pixels, found: Digest) -> None:
     """Compare the hashes of a complete split with the registry's, and name the file that differs."""
     if found.count != spec.counts[split]:
-        return  # partial, and allowed: there is no hash for a part
+        return  # a part of the set, which the user allowed; only whole splits have a known hash
     expected = spec.sha256.get(split)
     if expected is not None and found.sha256 != expected:
         raise InputError(f"{_blame(spec, split, found, pixels.origin)}. Get the official file again.")
@@ -94,7 +94,7 @@ def check_labels(spec: OfficialSet, split: str, got: str, origin: str) -> None:
 
 
 def _blame(spec: OfficialSet, split: str, found: Digest, origin: str) -> str:
-    """Say which file holds what it should not."""
+    """Name the file whose content is wrong."""
     known = {digest: (s, i) for s, parts in spec.part_sha256.items() for i, digest in enumerate(parts)}
     for i, ((name, digest), right) in enumerate(zip(found.parts, spec.part_sha256.get(split, ()), strict=False)):
         if digest != right:
@@ -113,7 +113,7 @@ def _differs(name: str, got: str, right: str) -> str:
 
 @contextmanager
 def opened(found: FoundFiles, cache: Path) -> Iterator[Path]:
-    """The folder of the files; archives are unpacked into a scratch folder that is gone afterwards."""
+    """Give the folder of the files; archives are unpacked into a scratch folder, which is removed afterwards."""
     if not found.archives:
         yield found.place
         return
@@ -125,7 +125,7 @@ def opened(found: FoundFiles, cache: Path) -> Iterator[Path]:
 
 @contextmanager
 def _named(scratch: Path, found: FoundFiles) -> Iterator[None]:
-    """Errors name the archive, not the scratch folder."""
+    """Let errors name the archive in place of the scratch folder."""
     try:
         yield
     except InputError as error:
@@ -133,7 +133,7 @@ def _named(scratch: Path, found: FoundFiles) -> Iterator[None]:
 
 
 def obtain_images(spec: OfficialSet, options: LoadOptions) -> Obtained:
-    """Bring an image set into converted form, or find it there."""
+    """Find the converted form of an image set, or make it."""
     cache, data_dir, download = sources.cache_root(options.cache_dir), options.data_dir, options.download
     if data_dir is not None:
         found = readers.require(spec, data_dir)
@@ -145,11 +145,11 @@ def obtain_images(spec: OfficialSet, options: LoadOptions) -> Obtained:
     if root.is_dir():
         return _opened(spec, root, options.allow_partial)
     with sources.locked(spec, cache) if download else nullcontext():
-        if root.is_dir():  # made while this process waited
+        if root.is_dir():  # another process converted it while this one waited for the lock
             return _opened(spec, root, options.allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
         obtained = _convert(spec, found, root, source, cache, options.allow_partial)
-        if fetched is not None:  # the converted set replaces what was downloaded
+        if fetched is not None:  # the converted set replaces the download
             fetched.clear()
         return obtained
 
@@ -171,7 +171,7 @@ def _convert(
 
 
 def _opened(spec: OfficialSet, root: Path, allow_partial: bool) -> Obtained:
-    """A set that was converted before."""
+    """Open a set that was converted before, and check that it is this one."""
     stored = {split: store.open_split(root, split) for split in spec.counts}
     header = stored["train"].header
     partial = check_counts(spec, {s: v.y_N for s, v in stored.items()}, str(root), allow_partial=allow_partial)
@@ -193,7 +193,7 @@ def find_or_fetch(spec: OfficialSet, cache: Path, *, download: bool) -> tuple[Fo
     except InputError:
         if not download:
             raise
-        found = None  # some of several files: the download completes them
+        found = None  # some files are missing; the download brings them
     if found is not None:
         return found, f"cache {folder}", None
     if not download:
@@ -241,5 +241,5 @@ def _unpacked(spec: OfficialSet, found: FoundFiles, kept: Path) -> FoundFiles:
                 raise InputError(f"{scratch} holds no {spec.title}. Put {spec.folder} there.")
             readers.read_recordings(spec, scratch)
             if hasattr(os, "sync"):
-                os.sync()  # the folder stays: its files must reach the disk before its name does
+                os.sync()  # the folder is kept, so its files must reach the disk before it gets its name
     return readers.require(spec, kept)

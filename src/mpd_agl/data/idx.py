@@ -37,7 +37,7 @@ def _file(place: Path, stem: str) -> Path | None:
 
 
 def files(place: Path) -> list[Path]:
-    """The four files; a missing one is an error."""
+    """List the four files; refuse if one is missing."""
     found = []
     for pair in NAMES.values():
         for stem in pair:

@@ -31,9 +31,10 @@ def opened(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Ima
     except InputError:
         raise
     except Exception as error:  # a damaged image can raise nearly anything
+        kind = formats[0] if len(formats) == 1 else "image"
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).partition("\n")[0]
         raise InputError(
-            f"{path} is no readable {formats[0] if len(formats) == 1 else 'image'} file ({reason[:80]}). Get the file again, or remove it."
+            f"{path} is no readable {kind} file ({reason[:80]}). Get the file again, or remove it."
         ) from error
 
 

@@ -51,7 +51,7 @@ def images() -> NDArray[np.uint8]:
 
 def split_index(split: str) -> NDArray[np.int64]:
     """Which of the 5,000 belong to a split."""
-    testing = np.arange(5000) % 5 == 4  # 500 is a multiple of 5: the same positions within each digit
+    testing = np.arange(5000) % 5 == 4  # 500 is a multiple of 5, so the positions are the same within each digit
     return np.flatnonzero(testing if split == "test" else ~testing)
 
 

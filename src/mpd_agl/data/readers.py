@@ -108,7 +108,7 @@ def find(spec: OfficialSet, folder: Path) -> FoundFiles | None:
 
 
 def require(spec: OfficialSet, folder: Path) -> FoundFiles:
-    """The same, with an error where nothing is found."""
+    """Look for a data set in `folder`, and refuse if it is not there."""
     if not folder.exists():
         raise InputError(f"there is no folder {folder}. Check --data-dir.")
     found = find(spec, folder)

@@ -248,8 +248,8 @@ def read_numpy(path: Path, sensor: tuple[int, int] | None = None) -> EventStream
     for name in ("x", "y", "p"):
         if len(value[name]) and not 0 <= value[name].min() <= value[name].max() < (2 if name == "p" else 1 << 16):
             raise InputError(
-                f"{name} in {path} lies from {value[name].min()} to {value[name].max()}. Columns and rows count from 0, "
-                "and a polarity is 0 or 1, or -1 or 1."
+                f"{name} in {path} lies from {value[name].min()} to {value[name].max()}. Columns and rows count from "
+                "0, and a polarity is 0 or 1, or -1 or 1."
             )
     width, height = (
         told[i] or (sensor[i] if sensor else int(value[name].max(initial=0)) + 1) for i, name in enumerate("xy")

@@ -26,7 +26,7 @@ def find(folder: Path) -> Path | None:
 
 
 def markers(place: Path) -> list[Path]:
-    """Files and folders whose times change when the set does: 203 entries instead of 110,000."""
+    """Files and folders whose times change when the set does. These are 203 entries instead of 110,000 files."""
     return [
         place / "wnids.txt",
         place / "val" / "val_annotations.txt",
@@ -104,7 +104,7 @@ def _validation(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixe
 
 def _pixels(paths: list[Path], labels: list[int], classes: tuple[str, ...], origin: str) -> Pixels:
     def encoded_sha256() -> str:
-        # Two JPEG decoders may differ by one grey level, so the files are what a hash can vouch for.
+        # Two JPEG decoders may differ by one grey level, so the hash is over the files and not over the pixels.
         whole = hashlib.sha256()
         for path in paths:
             whole.update(path.read_bytes())
