@@ -200,6 +200,13 @@ def test_folders_that_cannot_be_read_are_one_sentence(tmp_path, spoil, reason):
     assert tree(tmp_path / "cache") <= {"converted"}
 
 
+def test_an_image_that_claims_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    write_images(tmp_path / "d")
+    monkeypatch.setattr(images, "MOST_PIXELS", 319)
+    with pytest.raises(InputError, match=r"0\.png is an image of 16x20 pixels, more than is decoded here"):
+        load(tmp_path / "d")
+
+
 def test_mistaken_options_are_refused(tmp_path):
     write_images(tmp_path / "d")
     for options, reason in (
@@ -484,7 +491,11 @@ def test_the_command_verifies_and_shows_files_of_ones_own(tmp_path, capsys):
         assert main(["data", "show", name, *where, "-o", str(tmp_path / f"{name}.png")]) == 0
         with Image.open(tmp_path / f"{name}.png") as sheet:
             assert sheet.width > 100
+    where = ["--data-dir", str(tmp_path / "d"), "--cache-dir", str(tmp_path / "cache")]
     capsys.readouterr()
+    assert main(["data", "verify", "folder", *where, "--image-size", "10", "--colour", "grey"]) == 0
+    wanted = load(tmp_path / "d", image_size=10, colour="grey")
+    assert f"mean ({(wanted.x / 255).mean():.4f})" in capsys.readouterr().out
     assert main(["data", "fetch", "folder"]) == 2
     assert "there is nothing to fetch" in capsys.readouterr().err
     assert main(["data", "list"]) == 0

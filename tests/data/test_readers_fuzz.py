@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from mpd_agl.data import archives, cifar, idx, recordings, store, tinyimagenet
+from mpd_agl.data import archives, cifar, idx, images, recordings, store, tinyimagenet
 from mpd_agl.data.types import EventStream
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import cifar_images, idx_bytes, jpeg_bytes, pin, planes, tree
@@ -28,6 +29,8 @@ CASES = {
     "cifar binary": 300,
     "jpeg": 400,
     "header": 300,
+    "any image": 400,
+    "event arrays": 400,
 }
 FACTOR = int(os.environ.get("MPD_AGL_FUZZ", "1"))
 """How many times as many cases at night (`make faults`)."""
@@ -221,6 +224,44 @@ def test_jpeg(place, content):
     if image is not None:
         assert image.shape == (64, 64, 3)
         assert image.dtype == np.uint8
+    path.unlink()
+
+
+def picture(kind: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+@fuzz("any image")
+@given(st.sampled_from([picture(kind) for kind in images.FORMATS]).flatmap(damaged))
+def test_any_image(place, content):
+    path = place / "some_file"
+    path.write_bytes(content)
+    image = or_one_sentence(images.read_square, path, 8, 3)
+    if image is not None:
+        assert image.shape == (8, 8, 3)
+        assert image.dtype == np.uint8
+    path.unlink()
+
+
+def event_arrays() -> list[bytes]:
+    events = np.zeros(20, [("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1")])
+    events["t"], events["x"], events["p"] = np.arange(20), np.arange(20) % 7, np.arange(20) % 2
+    npy, npz = io.BytesIO(), io.BytesIO()
+    np.save(npy, events)
+    np.savez(npz, **{name: events[name] for name in "txyp"})
+    return [npy.getvalue(), npz.getvalue()]
+
+
+@fuzz("event arrays")
+@given(st.sampled_from(event_arrays()).flatmap(damaged))
+def test_event_arrays(place, content):
+    path = place / "some_file"
+    path.write_bytes(content)
+    stream = or_one_sentence(recordings.read_numpy, path)
+    if stream is not None:
+        check_stream(stream, max(stream.width, stream.height))
     path.unlink()
 
 

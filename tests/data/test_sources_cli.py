@@ -167,6 +167,16 @@ def test_help_is_fast_and_needs_no_torch_or_numpy():
     assert time.perf_counter() - start < 3
 
 
+def test_nothing_is_imported_that_windows_lacks():
+    absent = ("fcntl", "resource", "pwd", "grp", "termios", "posix_ipc")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import importlib, pkgutil, mpd_agl.data as room; "
+        "[importlib.import_module(f'mpd_agl.data.{m.name}') for m in pkgutil.iter_modules(room.__path__)]; "
+        "import mpd_agl.cli.data"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
 def test_loading_needs_no_torch():
     script = "import sys; from mpd_agl.data import load, verify, show; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--allow-partial", action="store_true", help="take a part of the data set as well")
     for command in (listing, fetch, verify, show):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
+    for command in (verify, show):
+        command.add_argument("--image-size", type=int, default=0, metavar="N", help="of your own images; see train")
+        command.add_argument("--colour", choices=("auto", "rgb", "grey"), default="auto", help="of your own images")
     show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     show.add_argument("--split", choices=("train", "test"), default="train")
     return main
@@ -59,7 +62,14 @@ def run(argv: list[str]) -> int:
     if args.command == "verify":
         from mpd_agl.data.verify import verify
 
-        report = verify(args.name, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial)
+        report = verify(
+            args.name,
+            data_dir=data_dir,
+            cache_dir=args.cache_dir,
+            allow_partial=args.allow_partial,
+            image_size=args.image_size,
+            colour=args.colour,
+        )
         print(_report(report), end="")
         return 0
     from mpd_agl.data.show import show
@@ -69,7 +79,13 @@ def run(argv: list[str]) -> int:
     if out.suffix.lower() != ".png":
         raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
     before = _cached(args.cache_dir)
-    options = LoadOptions(data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial)
+    options = LoadOptions(
+        data_dir=data_dir,
+        cache_dir=args.cache_dir,
+        allow_partial=args.allow_partial,
+        image_size=args.image_size,
+        colour=args.colour,
+    )
     show(args.name, out, split=args.split, options=options)
     for place in sorted(_cached(args.cache_dir) - before):
         size = sum(path.stat().st_size for path in (place, *place.rglob("*")) if path.is_file()) / 1e6

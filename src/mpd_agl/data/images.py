@@ -17,6 +17,7 @@ from mpd_agl.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MOST_PIXELS = 64 << 20
 PART = 500
 """Images that are decoded before they are handed on; one class of Tiny-ImageNet's complete training set."""
 _GREY = ("1", "L", "LA", "La")
@@ -27,6 +28,10 @@ def opened(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Ima
     """Open an image file; whatever is wrong with it becomes one sentence that names it."""
     try:
         with Image.open(path, formats=formats) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise InputError(
+                    f"{path} is an image of {image.width}x{image.height} pixels, more than is decoded here. Shrink it."
+                )
             yield image
     except InputError:
         raise

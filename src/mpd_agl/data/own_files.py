@@ -34,7 +34,7 @@ from mpd_agl.errors import InputError, unknown_name
 VERSION = 1
 """Number of the rules that turn files into arrays; part of every key, so no converted set outlives its rules."""
 COLOURS = ("auto", "rgb", "grey")
-MOST_PIXELS, USUAL_SIZE, LARGEST_KEPT = 1024, 32, 64
+LARGEST_SIZE, USUAL_SIZE, LARGEST_KEPT = 1024, 32, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,10 @@ def list_classes(folder: Path, suffixes: Sequence[str], options: LoadOptions) ->
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    try:
+        return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}). Check --data-dir.") from error
 
 
 def _given(name: str, options: LoadOptions, *, suffix: str = "") -> Path:
@@ -156,8 +159,8 @@ def load_folder(split: str, options: LoadOptions) -> ArraySet:
     folder = _given("folder", options)
     if options.colour not in COLOURS:
         raise unknown_name("colour", options.colour, COLOURS)
-    if not 0 <= options.image_size <= MOST_PIXELS:
-        raise InputError(f"the image size must be from 1 to {MOST_PIXELS}, or 0, got {options.image_size}. Use 32.")
+    if not 0 <= options.image_size <= LARGEST_SIZE:
+        raise InputError(f"the image size must be from 1 to {LARGEST_SIZE}, or 0, got {options.image_size}. Use 32.")
     listed = list_classes(folder, images.SUFFIXES, options)
     every = [path for s in SPLITS for path in listed.paths[s]]
 

@@ -52,10 +52,19 @@ def verify(
     cache_dir: Path | None = None,
     allow_partial: bool = False,
     download: bool = False,
+    image_size: int = 0,
+    colour: str = "auto",
 ) -> Report:
     """Read a data set through: from `data_dir` as it is, or else from the cache."""
     spec = registry.get(name)
-    options = LoadOptions(data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download)
+    options = LoadOptions(
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        allow_partial=allow_partial,
+        download=download,
+        image_size=image_size,
+        colour=colour,
+    )
     if not isinstance(spec, OfficialSet):
         return _own(spec, options)
     if spec.reader == "mnist5k":
