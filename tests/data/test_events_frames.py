@@ -111,11 +111,14 @@ def test_slices_are_even():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        (stream([], [], [], []), "no events"),
+        (stream([], [], [], []), "holds no event"),
         (stream([1, 2], [0, 34], [0, 0], [0, 1]), "event 1 has x 34, out of range 0 to 33"),
         (stream([1, 2], [0, 1], [99, 0], [0, 1]), "event 0 has y 99"),
         (stream([1, 2], [0, 1], [0, 0], [0, 2]), "event 1 has polarity 2"),
-        (stream([1, 5, 4], [0, 1, 1], [0, 0, 0], [0, 1, 1]), "event 2 is out of order: 4 us after 5 us"),
+        (
+            stream([1, 5, 4], [0, 1, 1], [0, 0, 0], [0, 1, 1]),
+            "out of order: event 2 is at 4 us, the one before at 5 us",
+        ),
         (stream([1, 2], [0], [0, 0], [0, 1]), "differ in length"),
     ],
 )

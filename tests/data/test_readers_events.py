@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpd_agl.data import aedat, nmnist
+from mpd_agl.data import recordings
 from mpd_agl.data.recordings import list_recordings
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import events, same_events
@@ -21,8 +21,8 @@ def aedat_bytes(*pairs, header=HEADER):
 @pytest.mark.parametrize("count", [1, 7, 20_000])
 def test_aedat_round_trip_is_exact(tmp_path, count, transpose):
     wrote = events(count, 128, seed=count, last=2**31 - 1)
-    aedat.write_aedat(tmp_path / "r.aedat", wrote, transpose=transpose)
-    assert same_events(aedat.read_aedat(tmp_path / "r.aedat", transpose=transpose), wrote)
+    recordings.write_aedat(tmp_path / "r.aedat", wrote, transpose=transpose)
+    assert same_events(recordings.read_aedat(tmp_path / "r.aedat", transpose=transpose), wrote)
 
 
 def test_aedat_addresses_by_hand():
@@ -30,30 +30,30 @@ def test_aedat_addresses_by_hand():
     address = (5 << 8) | (100 << 1) | 0
     content = aedat_bytes((address, 1000), ((127 << 8) | (0 << 1) | 1, 1001))
     assert content[len(HEADER) :][:8] == bytes([0, 0, 5, 200, 0, 0, 3, 232])
-    got = aedat.decode_aedat(content, Path("x"))
+    got = recordings.decode_aedat(content, Path("x"))
     assert got.t_E.tolist() == [1000, 1001]
     assert got.x_E.tolist() == [127 - 100, 127]
     assert got.y_E.tolist() == [127 - 5, 0]
     assert got.p_E.tolist() == [1, 0]
     # As published loaders of CIFAR10-DVS have it: column = 127 - bits 8-14, row = 127 - bits 1-7.
-    upright = aedat.decode_aedat(content, Path("x"), transpose=True)
+    upright = recordings.decode_aedat(content, Path("x"), transpose=True)
     assert upright.x_E.tolist() == [127 - 5, 0]
     assert upright.y_E.tolist() == [127 - 100, 127]
 
 
 def test_cifar10dvs_is_read_upright(tmp_path):
     (tmp_path / "c.aedat").write_bytes(aedat_bytes(((5 << 8) | (100 << 1), 7)))
-    got = aedat.read_cifar10dvs(tmp_path / "c.aedat")
+    got = recordings.read_cifar10dvs(tmp_path / "c.aedat")
     assert (got.x_E[0], got.y_E[0], got.p_E[0]) == (122, 27, 1)
 
 
 def test_special_events_are_left_out_before_order_is_checked():
     content = aedat_bytes((2, 10), (0x8000, 5), (4, 11))
-    assert aedat.decode_aedat(content, Path("x")).t_E.tolist() == [10, 11]
+    assert recordings.decode_aedat(content, Path("x")).t_E.tolist() == [10, 11]
 
 
 def test_equal_times_are_in_order():
-    assert len(aedat.decode_aedat(aedat_bytes((2, 10), (4, 10)), Path("x"))) == 2
+    assert len(recordings.decode_aedat(aedat_bytes((2, 10), (4, 10)), Path("x"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,25 @@ def test_equal_times_are_in_order():
 def test_wrong_aedat_files_are_refused_by_name(tmp_path, content, reason):
     (tmp_path / "r.aedat").write_bytes(content)
     with pytest.raises(InputError, match=r"r\.aedat .*") as caught:
-        aedat.read_aedat(tmp_path / "r.aedat")
+        recordings.read_aedat(tmp_path / "r.aedat")
     assert reason in str(caught.value)
 
 
 def test_aedat_of_another_sensor_is_not_written(tmp_path):
     with pytest.raises(InputError, match="got 34x34"):
-        aedat.write_aedat(tmp_path / "x", events(3, 34))
+        recordings.write_aedat(tmp_path / "x", events(3, 34))
 
 
 @pytest.mark.parametrize("count", [1, 7, 5000])
 def test_nmnist_round_trip_is_exact(tmp_path, count):
     wrote = events(count, 34, seed=count, last=2**23 - 1)
-    nmnist.write_bin(tmp_path / "r.bin", wrote)
+    recordings.write_bin(tmp_path / "r.bin", wrote)
     assert (tmp_path / "r.bin").stat().st_size == 5 * count
-    assert same_events(nmnist.read_bin(tmp_path / "r.bin"), wrote)
+    assert same_events(recordings.read_bin(tmp_path / "r.bin"), wrote)
 
 
 def test_nmnist_bytes_by_hand():
-    got = nmnist.decode_bin(bytes([3, 33, 0x81, 0x02, 0x03, 0, 1, 0x7F, 0xFF, 0xFF]), Path("x"))
+    got = recordings.decode_bin(bytes([3, 33, 0x81, 0x02, 0x03, 0, 1, 0x7F, 0xFF, 0xFF]), Path("x"))
     assert got.x_E.tolist() == [3, 0]
     assert got.y_E.tolist() == [33, 1]
     assert got.p_E.tolist() == [1, 0]
@@ -104,29 +104,28 @@ def test_nmnist_bytes_by_hand():
     [
         (b"", "holds no event"),
         (bytes(9), "is cut short: 9 bytes are no multiple of 5"),
-        (bytes([34, 0, 0, 0, 0]), "event 0 is at column 34, row 0 of 34x34"),
-        (bytes([0, 0, 0, 0, 0, 1, 240, 0, 0, 0]), "event 1 is at column 1, row 240"),
+        (bytes([34, 0, 0, 0, 0]), "event 0 has x 34, out of range 0 to 33"),
+        (bytes([0, 0, 0, 0, 0, 1, 240, 0, 0, 0]), "event 1 has y 240, out of range 0 to 33"),
         (bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 255]), "out of order: event 1 is at 255 us, the one before at 256 us"),
     ],
 )
 def test_wrong_nmnist_files_are_refused_by_name(tmp_path, content, reason):
     (tmp_path / "r.bin").write_bytes(content)
     with pytest.raises(InputError, match=r"r\.bin") as caught:
-        nmnist.read_bin(tmp_path / "r.bin")
+        recordings.read_bin(tmp_path / "r.bin")
     assert reason in str(caught.value)
 
 
 def test_times_beyond_23_bits_are_not_written(tmp_path):
     with pytest.raises(InputError, match="23 bits"):
-        nmnist.write_bin(tmp_path / "x.bin", events(50, 34, last=2**24))
+        recordings.write_bin(tmp_path / "x.bin", events(50, 34, last=2**24))
 
 
-@pytest.mark.parametrize("read", [aedat.read_aedat, nmnist.read_bin])
+@pytest.mark.parametrize("read", [recordings.read_aedat, recordings.read_bin])
 def test_missing_and_huge_files(tmp_path, monkeypatch, read):
     with pytest.raises(InputError, match=r"gone .*No such file"):
         read(tmp_path / "gone")
-    monkeypatch.setattr(aedat, "MAX_BYTES", 10)
-    monkeypatch.setattr(nmnist, "MAX_BYTES", 10)
+    monkeypatch.setattr(recordings, "MAX_BYTES", 10)
     (tmp_path / "big").write_bytes(bytes(11))
     with pytest.raises(InputError, match="has 11 bytes, more than a recording"):
         read(tmp_path / "big")
@@ -136,10 +135,10 @@ def test_recordings_are_listed_by_class_and_number(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for i in (10, 2, 0):
-            aedat.write_aedat(tmp_path / name / f"cifar10_{name}_{i}.aedat", events(i + 1, 128))
+            recordings.write_aedat(tmp_path / name / f"cifar10_{name}_{i}.aedat", events(i + 1, 128))
         (tmp_path / name / ".hidden.aedat").write_bytes(b"")
         (tmp_path / name / "notes.txt").write_text("")
-    found = list_recordings(tmp_path, ("dog", "cat"), ".aedat", aedat.read_aedat)
+    found = list_recordings(tmp_path, ("dog", "cat"), ".aedat", recordings.read_aedat)
     assert [p.stem for p in found.paths[:3]] == ["cifar10_dog_0", "cifar10_dog_2", "cifar10_dog_10"]
     assert found.y_N.tolist() == [0, 0, 0, 1, 1, 1]
     assert [len(found(i)) for i in range(6)] == [1, 3, 11, 1, 3, 11]
@@ -153,4 +152,4 @@ def test_recordings_are_listed_by_class_and_number(tmp_path):
 def test_a_class_folder_that_is_missing_or_empty_is_named(tmp_path):
     (tmp_path / "dog").mkdir()
     with pytest.raises(InputError, match=r"dog is missing or holds no \.aedat file"):
-        list_recordings(tmp_path, ("dog",), ".aedat", aedat.read_aedat)
+        list_recordings(tmp_path, ("dog",), ".aedat", recordings.read_aedat)

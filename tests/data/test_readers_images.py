@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
-from mpd_agl.data.restricted import plain_from_bytes
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import (
     WNIDS,
     cifar_images,
     idx_bytes,
     jpeg_bytes,
+    pin,
     planes,
     write_cifar10_binary,
     write_cifar10_python,
@@ -69,12 +69,12 @@ def write_cifar100(folder, form):
     for name, rows in (("train", slice(0, 20)), ("test", slice(20, 30))):
         if form == "python":
             batch = {
-                "data": planes(x[rows]),
-                "fine_labels": fine[rows].tolist(),
-                "coarse_labels": coarse[rows].tolist(),
-                "batch_label": f"{name}ing batch 1 of 1",
+                b"data": planes(x[rows]),
+                b"fine_labels": fine[rows].tolist(),
+                b"coarse_labels": coarse[rows].tolist(),
             }
-            (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+            (folder / name).write_bytes(pickle.dumps(batch, protocol=3))
+            pin(folder / name)
         else:
             labels = np.stack([coarse[rows], fine[rows]], 1).astype(np.uint8)
             (folder / f"{name}.bin").write_bytes(np.concatenate([labels, planes(x[rows])], 1).tobytes())
@@ -90,37 +90,21 @@ def test_cifar100_reads_fine_labels(tmp_path, form):
     np.testing.assert_array_equal(pixels(splits["test"]), x[20:])
 
 
-def rewrite_batch(path, **changes):
-    batch = plain_from_bytes(path.read_bytes(), path.name)
-    batch.update({k.encode(): v for k, v in changes.items()})
-    path.write_bytes(pickle.dumps(batch, protocol=2))
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"labels": [0] * 9 + [10]}, "data_batch_2 holds the label 10, outside 0..9"),
-        ({"labels": [0] * 9 + [-1]}, "data_batch_2 holds the label -1"),
-        ({"labels": [0] * 9}, "data_batch_2 holds 10 images and 9 labels"),
-        ({"labels": ["a"] * 10}, "data_batch_2 has no list of integers called 'labels'"),
-        ({"labels": [True] * 10}, "data_batch_2 has no list of integers"),
-        ({"data": np.zeros((10, 3071), np.uint8)}, r"data_batch_2 holds images as uint8 \(10, 3071\)"),
-        ({"data": np.zeros((10, 3072), np.int16)}, "data_batch_2 holds images as int16"),
-        ({"data": [1, 2]}, "data_batch_2 holds images as list"),
-        ({"batch_label": b"testing batch 1 of 1"}, "data_batch_2 calls itself 'testing batch 1 of 1'"),
+        ({b"labels": [0] * 9 + [10]}, "data_batch_2 holds the label 10, outside 0..9"),
+        ({b"labels": [0] * 9 + [-1]}, "data_batch_2 holds the label -1"),
     ],
 )
-def test_a_wrong_python_batch_is_refused_by_name(tmp_path, changes, reason):
+def test_a_label_out_of_range_is_refused_by_name(tmp_path, changes, reason):
     write_cifar10_python(tmp_path)
-    rewrite_batch(tmp_path / "data_batch_2", **changes)
-    with pytest.raises(InputError, match=reason):
+    path = tmp_path / "data_batch_2"
+    path.write_bytes(pickle.dumps({**cifar.read_pickle(path), **changes}, protocol=3))
+    with pytest.raises(InputError, match="data_batch_2 is damaged or not the official one"):
         read_cifar10(tmp_path)
-
-
-def test_swapped_python_files_are_named(tmp_path):
-    write_cifar10_python(tmp_path)
-    (tmp_path / "test_batch").write_bytes((tmp_path / "data_batch_1").read_bytes())
-    with pytest.raises(InputError, match=r"test_batch calls itself 'training batch 1 of 5'.*swapped"):
+    pin(path)
+    with pytest.raises(InputError, match=reason):
         read_cifar10(tmp_path)
 
 
@@ -151,8 +135,8 @@ def test_wrong_sheets_are_refused(tmp_path):
     sheet = tmp_path / "test_batch.png"
     good = sheet.read_bytes()
     for content, reason in (
-        (good[:300], "no readable PNG"),
-        (b"nonsense", "no readable PNG"),
+        (good[:300], "no readable PNG file"),
+        (b"nonsense", "no readable PNG file"),
         (jpeg_bytes(1), "no readable"),
     ):
         sheet.write_bytes(content)
@@ -177,7 +161,7 @@ def test_idx_files_are_read(tmp_path, zipped):
     for split, (x, y) in wrote.items():
         np.testing.assert_array_equal(pixels(splits[split])[..., 0], x)
         np.testing.assert_array_equal(splits[split].y_N, y)
-        assert splits[split].shape_NHWC == (len(y), 28, 28, 1)
+        assert splits[split].shape == (len(y), 28, 28, 1)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +222,9 @@ def test_tinyimagenet_orders_by_class_and_number_and_makes_grey_images_rgb(tmp_p
     ("content", "reason"),
     [
         (jpeg_bytes(1, size=(63, 64)), "RGB image of 63x64 pixels"),
-        (jpeg_bytes(1, kind="PNG"), "no readable JPEG"),
-        (jpeg_bytes(1)[:200], "no readable JPEG"),
-        (b"", "no readable JPEG"),
+        (jpeg_bytes(1, kind="PNG"), "no readable JPEG file"),
+        (jpeg_bytes(1)[:200], "no readable JPEG file"),
+        (b"", "no readable JPEG file"),
     ],
 )
 def test_a_wrong_image_is_refused_by_name(tmp_path, content, reason):

@@ -1,7 +1,6 @@
 """Authentic files: set MPD_AGL_REALDATA to a folder that holds them, unpacked. Skipped where absent."""
 
 import os
-import pickle
 import shutil
 import subprocess
 import time
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpd_agl.cli import main
-from mpd_agl.data import cifar, nmnist, readers, registry
+from mpd_agl.data import cifar, readers, recordings, registry
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.recordings import list_recordings
 from mpd_agl.data.verify import verify
@@ -56,11 +55,10 @@ def test_a_run_on_converted_cifar10_starts_in_a_moment(tmp_path):
     assert batch.shape == (100, 32, 32, 3)
 
 
-def test_cifar10_written_as_binary_and_as_newer_pickles_has_the_same_hash(tmp_path):
+def test_cifar10_written_as_binary_has_the_same_hash(tmp_path):
     form, place = cifar.find(need("cifar-10-batches-py"), cifar.CIFAR10)
     splits = cifar.read(form, place, cifar.CIFAR10, registry.get("cifar10").classes)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "py").mkdir()
     for split in splits.values():
         at = 0
         for name, x in split.parts():
@@ -68,11 +66,8 @@ def test_cifar10_written_as_binary_and_as_newer_pickles_has_the_same_hash(tmp_pa
             at += len(x)
             rows = np.concatenate([y[:, None].astype(np.uint8), planes(x)], 1)
             (tmp_path / "bin" / (Path(name).name + ".bin")).write_bytes(rows.tobytes())
-            batch = {"data": planes(x), "labels": y.tolist()}
-            (tmp_path / "py" / Path(name).name).write_bytes(pickle.dumps(batch, protocol=5))
-    for folder in ("bin", "py"):
-        report = verify("cifar10", data_dir=tmp_path / folder, cache_dir=tmp_path)
-        assert {s: r.sha256 for s, r in report.splits.items()} == registry.get("cifar10").sha256
+    report = verify("cifar10", data_dir=tmp_path / "bin", cache_dir=tmp_path)
+    assert {s: r.sha256 for s, r in report.splits.items()} == registry.get("cifar10").sha256
 
 
 def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
@@ -102,7 +97,7 @@ def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
 
 
 def test_nmnist_recordings_are_genuine():
-    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", nmnist.read_bin)
+    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", recordings.read_bin)
     events = [found(i) for i in range(0, len(found), 10)]
     assert 3500 < np.mean([len(e) for e in events]) < 4700
     assert 0.45 < np.mean([e.p_E.mean() for e in events]) < 0.55

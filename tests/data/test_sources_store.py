@@ -20,7 +20,7 @@ def split_of(x, y, parts=2):
         for i, part in enumerate(np.array_split(x, parts)):
             yield f"file_{i}", part
 
-    return store.Pixels(shape_NHWC=x.shape, y_N=y, classes=CLASSES, parts=give, origin="somewhere")
+    return store.Pixels(shape=x.shape, y_N=y, classes=CLASSES, parts=give, origin="somewhere")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_the_hash_does_not_depend_on_how_the_parts_are_cut(data):
 def test_fewer_images_than_labels_are_refused(tmp_path, data):
     x, y = data
     short = store.Pixels(
-        shape_NHWC=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f", x[:5])]), origin="somewhere"
+        shape=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f", x[:5])]), origin="somewhere"
     )
     with pytest.raises(InputError, match="somewhere gave 5 images for 12 labels"):
         store.write(tmp_path / "toy", {"train": short}, lambda *_: None, {})
@@ -81,7 +81,7 @@ def test_fewer_images_than_labels_are_refused(tmp_path, data):
 def test_images_of_another_shape_are_refused(tmp_path, data):
     x, y = data
     wrong = store.Pixels(
-        shape_NHWC=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f.png", x[:, :31])]), origin="o"
+        shape=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f.png", x[:, :31])]), origin="o"
     )
     with pytest.raises(InputError, match=r"f\.png holds uint8 images of shape \(31, 32, 3\)"):
         store.write(tmp_path / "toy", {"train": wrong}, lambda *_: None, {})
@@ -123,7 +123,7 @@ def test_a_disk_that_fills_in_the_middle_of_the_pixels(tmp_path, data):
             full.write(b"x")
         yield "file_1", x[6:]
 
-    pixels = store.Pixels(shape_NHWC=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
+    pixels = store.Pixels(shape=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
     with pytest.raises(InputError, match="No space left on device"):
         store.write(tmp_path / "toy", {"train": pixels}, lambda *_: None, {})
     assert tree(tmp_path) == set()
@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, data):
         yield "file_0", x[:6]
         raise KeyboardInterrupt
 
-    pixels = store.Pixels(shape_NHWC=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
+    pixels = store.Pixels(shape=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
     with pytest.raises(KeyboardInterrupt):
         store.write(tmp_path / "toy", {"train": pixels}, lambda *_: None, {})
     assert tree(tmp_path) == set()

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mpd_agl.data import archives, restricted
+from mpd_agl.data import archives, cifar
 from mpd_agl.errors import InputError
 from mpd_agl.interop import import_weights
 from mpd_agl.models import create_model, load_weights
@@ -216,7 +216,7 @@ def read_archive(path: Path) -> None:
 
 
 def read_pickle(path: Path) -> None:
-    restricted.read_plain_pickle(path)
+    cifar.read_pickle(path)
 
 
 def read_pt(path: Path) -> None:

@@ -15,6 +15,7 @@ EXAMPLES = """examples:
   mpd-agl data fetch cifar10                            download, convert and check
   mpd-agl data verify cifar10 --data-dir ~/cifar        read the files of a folder through
   mpd-agl data show mnist5k -o sheet.png                look at some samples
+  mpd-agl data verify folder --data-dir ~/flowers       count and hash your own images, DIR/CLASS/*
 """
 
 
@@ -35,10 +36,15 @@ def parser() -> argparse.ArgumentParser:
     )
     for command in (fetch, verify, show):
         command.add_argument("name", metavar="NAME", help="a data set's name, as `mpd-agl data list` prints it")
-        command.add_argument("--data-dir", type=Path, metavar="DIR", help="folder or archive with the official files")
+        command.add_argument(
+            "--data-dir", type=Path, metavar="DIR", help="folder or archive with the official files, or your own"
+        )
         command.add_argument("--allow-partial", action="store_true", help="take a part of the data set as well")
     for command in (listing, fetch, verify, show):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
+    for command in (verify, show):
+        command.add_argument("--image-size", type=int, default=0, metavar="N", help="of your own images; see train")
+        command.add_argument("--colour", choices=("auto", "rgb", "grey"), default="auto", help="of your own images")
     show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     show.add_argument("--split", choices=("train", "test"), default="train")
     return main
@@ -56,38 +62,63 @@ def run(argv: list[str]) -> int:
     if args.command == "verify":
         from mpd_agl.data.verify import verify
 
-        report = verify(args.name, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial)
+        report = verify(
+            args.name,
+            data_dir=data_dir,
+            cache_dir=args.cache_dir,
+            allow_partial=args.allow_partial,
+            image_size=args.image_size,
+            colour=args.colour,
+        )
         print(_report(report), end="")
         return 0
     from mpd_agl.data.show import show
+    from mpd_agl.data.types import LoadOptions
 
     out = args.out or Path(f"{args.name}.png")
     if out.suffix.lower() != ".png":
         raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
     before = _cached(args.cache_dir)
-    show(
-        args.name, out, split=args.split, data_dir=data_dir, cache_dir=args.cache_dir, allow_partial=args.allow_partial
+    options = LoadOptions(
+        data_dir=data_dir,
+        cache_dir=args.cache_dir,
+        allow_partial=args.allow_partial,
+        image_size=args.image_size,
+        colour=args.colour,
     )
+    show(args.name, out, split=args.split, options=options)
     for place in sorted(_cached(args.cache_dir) - before):
-        print(f"mpd-agl: {args.name} was read once and is kept for training in {place}", file=sys.stderr)
+        size = sum(path.stat().st_size for path in (place, *place.rglob("*")) if path.is_file()) / 1e6
+        print(
+            f"mpd-agl: {args.name} was read once and is kept for training in {place} ({size:,.1f} MB); remove it to "
+            "free the space",
+            file=sys.stderr,
+        )
     print(out)
     return 0
 
 
 def _cached(cache_dir: Path | None) -> set[Path]:
-    """The sets that the cache holds."""
+    """What the cache holds of all sets: converted images, unpacked recordings, frames."""
     from mpd_agl.data.sources import cache_root
 
-    return {p for kind in ("converted", "unpacked") for p in (cache_root(cache_dir) / kind).glob("*")}
+    kinds = ("converted/*", "unpacked/*", "frames/*.npy")
+    return {place for kind in kinds for place in cache_root(cache_dir).glob(kind)}
 
 
 def _table(cache_dir: Path | None) -> str:
-    from mpd_agl.data.registry import DATASETS
+    from mpd_agl.data.registry import DATASETS, OfficialSet
     from mpd_agl.data.sources import cache_root
+    from mpd_agl.plugins import load_plugins
 
+    load_plugins()
     cache = cache_root(cache_dir)
     rows = [("name", "samples", "shape", "classes", "state", "licence")]
+    own = []
     for spec in DATASETS.values():
+        if not isinstance(spec, OfficialSet):
+            own.append(f"  {spec.name:13} {spec.title}")
+            continue
         if spec.reader.startswith("mnist5k"):
             state = "embedded"
         elif (cache / "converted" / spec.name).is_dir() or (cache / "unpacked" / spec.name).is_dir():
@@ -100,17 +131,18 @@ def _table(cache_dir: Path | None) -> str:
         rows.append((spec.name, samples, "x".join(map(str, spec.shape)), str(spec.num_classes), state, spec.licence))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row[:5], widths, strict=True)), row[5]]) for row in rows]
-    return "\n".join([*lines, "", f"cache: {cache}"]) + "\n"
+    return "\n".join([*lines, "", "your own data, with --data-dir:", *own, "", f"cache: {cache}"]) + "\n"
 
 
 def _fetch(name: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool) -> int:
     from mpd_agl.data import convert, registry
+    from mpd_agl.data.types import LoadOptions
     from mpd_agl.data.verify import verify
 
-    spec = registry.get(name)
+    spec = registry.official(name)
     if not spec.reader.startswith("mnist5k"):
         obtain = convert.obtain_images if spec.kind == "images" else convert.obtain_recordings
-        obtain(spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=True)
+        obtain(spec, LoadOptions(data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial))
     report = verify(name, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
     print(_report(report), end="")
     return 0

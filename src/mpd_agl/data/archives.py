@@ -1,8 +1,8 @@
 """Unpacking tar and zip archives that come from elsewhere.
 
-No member leaves the target folder, none is a link or a device, and neither the number of members, their total size
-nor the ratio of compression passes a limit. The folder is written beside its place and renamed at the end: it is
-whole or it is not there.
+An archive is refused when a member leads out of the target folder or is a link or a device, and when the number of
+members, their total size or the ratio of compression passes a limit. The folder is written beside its place and renamed
+at the end, so it is either complete or not there.
 """
 
 import glob
@@ -47,7 +47,7 @@ DEFAULT_LIMITS = Limits()
 
 @contextmanager
 def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
-    """Give a folder under `parent` that is gone when the block ends, however it ends.
+    """Make a folder under `parent` and remove it when the block ends, however it ends.
 
     A full disk and other errors of the system become an `InputError` that names the folder.
     """
@@ -78,7 +78,7 @@ def _clear(parent: Path, owner: str) -> None:
     for path in parent.glob(f"{glob.escape(owner)}*.part"):
         pid = path.name.removeprefix(owner).split(".")[0]
         try:
-            os.kill(int(pid), 0)  # asks only whether the process lives
+            os.kill(int(pid), 0)  # signal 0 only asks whether the process is alive
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
         except (ValueError, OverflowError, PermissionError):
@@ -87,7 +87,7 @@ def _clear(parent: Path, owner: str) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a scratch folder beside `target`; rename it when the block ends well, remove it when it does not."""
+    """Make a scratch folder beside `target`; it is renamed to it if the block ends well, and removed if not."""
     with scratch_folder(target.parent, target.name) as scratch:
         yield scratch
         _sync(scratch)
@@ -95,7 +95,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             os.replace(scratch, target)
         except OSError:
-            if not target.is_dir():  # else another process was faster with the same content
+            if not target.is_dir():  # otherwise another process wrote the same content first
                 raise
         _sync(target.parent)
 
@@ -128,123 +128,100 @@ def unpack(archives: Iterable[Path], target: Path, limits: Limits = DEFAULT_LIMI
 
 def extract(archive: Path, folder: Path, limits: Limits = DEFAULT_LIMITS) -> None:
     """Unpack into `folder`, which the caller made and removes when this fails."""
-    meter = _Meter(archive, limits)
+    if not archive.is_file():
+        raise InputError(f"there is no file {archive}. Check the path.")
     try:
         with archive.open("rb") as raw:
-            magic = raw.read(4)
+            magic = raw.read(2)
             raw.seek(0)
-            if magic[:2] == b"PK":
-                _extract_zip(archive, raw, folder, meter)
+            if magic == b"PK":
+                _extract_zip(raw, folder, _Meter(archive, limits))
             else:
-                _extract_tar(archive, raw, folder, meter, gzipped=magic[:2] == b"\x1f\x8b")
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        gzip.BadGzipFile,
-        EOFError,
-        NotImplementedError,  # an unknown method of compression
-        RuntimeError,  # zipfile: encrypted
-        ValueError,
-        UnicodeError,
-    ) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().rstrip(".") or type(error).__name__
-        raise InputError(f"{archive} is damaged or no archive ({reason}). Get the file again.") from error
+                plain = gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw
+                _extract_tar(plain, folder, _Meter(archive, limits))
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        raise _damaged(archive, str(error).strip().rstrip(".") or type(error).__name__) from error
+
+
+# zipfile raises RuntimeError for an encrypted member, and its subclass NotImplementedError for a compression that it
+# does not know.
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, RuntimeError, ValueError),
+)
+
+
+def _damaged(archive: Path, reason: str) -> InputError:
+    return InputError(f"{archive} is damaged or no archive ({reason}). Get the file again.")
 
 
 class _Meter:
-    """Counts members and bytes, and stops an archive that holds too much."""
+    """Counts members and bytes, and stops an archive that holds too much or what it should not."""
 
     def __init__(self, archive: Path, limits: Limits) -> None:
-        if not archive.is_file():
-            raise InputError(f"there is no file {archive}. Check the path.")
         self.archive, self.limits = archive, limits
         self.packed, self.members, self.bytes = archive.stat().st_size, 0, 0
 
-    def member(self) -> None:
+    def refuse(self, what: str) -> InputError:
+        return InputError(f"{self.archive} {what}, and was not unpacked. Get the official file.")
+
+    def member(self, folder: Path, name: str, *, plain: bool, is_dir: bool) -> Path:
+        """Count a member and give its place under `folder`."""
         self.members += 1
         if self.members > self.limits.members:
-            raise InputError(
-                f"{self.archive} holds more than {self.limits.members:,} members and was not unpacked. Get the "
-                "official file."
-            )
+            raise self.refuse(f"holds more than {self.limits.members:,} members")
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or any(c in name for c in "\\\0:"):
+            raise self.refuse(f"holds the member {name[:80]!r}, which leads out of its folder")
+        if not plain:
+            raise self.refuse(f"holds the member {name[:80]!r}, a link or a device")
+        place = folder.joinpath(*path.parts)
+        if is_dir:
+            place.mkdir(parents=True, exist_ok=True)
+        elif place.exists():
+            raise self.refuse(f"holds the member {name[:80]!r} twice")
+        return place
 
     def add(self, count: int) -> None:
         self.bytes += count
         if self.bytes > self.limits.total_bytes:
-            raise InputError(
-                f"{self.archive} unpacks to more than {self.limits.total_bytes:,} bytes and was not unpacked. Get "
-                "the official file."
-            )
+            raise self.refuse(f"unpacks to more than {self.limits.total_bytes:,} bytes")
         if self.bytes > self.limits.ratio_floor and self.bytes > self.limits.ratio * self.packed:
-            raise InputError(
-                f"{self.archive} unpacks to more than {self.limits.ratio} times its size, as a zip bomb does, and "
-                "was not unpacked. Get the official file."
-            )
+            raise self.refuse(f"unpacks to more than {self.limits.ratio} times its size, as a zip bomb does")
 
 
-def _inside(archive: Path, folder: Path, name: str) -> Path:
-    """The place of a member under `folder`; refuses every name that leads out of it."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name:
-        raise InputError(
-            f"{archive} holds the member {name[:80]!r}, which leads out of its folder. Get the official file."
-        )
-    return folder.joinpath(*path.parts)
-
-
-def _write(source: IO[bytes], place: Path, meter: _Meter | None) -> int:
+def _write(source: IO[bytes], place: Path, meter: _Meter) -> int:
     place.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with place.open("xb") as out:
         while block := source.read(CHUNK):
             size += len(block)
-            if meter is not None:
-                meter.add(len(block))
+            meter.add(len(block))
             out.write(block)
     return size
 
 
-def _place_file(archive: Path, source: IO[bytes], place: Path, name: str, meter: _Meter | None) -> int:
-    try:
-        return _write(source, place, meter)
-    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise InputError(f"{archive} holds the member {name[:80]!r} twice. Get the official file.") from error
-
-
-def _extract_zip(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter) -> None:
+def _extract_zip(raw: IO[bytes], folder: Path, meter: _Meter) -> None:
     with zipfile.ZipFile(raw) as pack:
         for info in pack.infolist():
-            meter.member()
-            place = _inside(archive, folder, info.filename)
-            mode = info.external_attr >> 16
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise InputError(
-                    f"{archive} holds the member {info.filename[:80]!r}, a link or a device. Get the official file."
-                )
+            plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+            place = meter.member(folder, info.filename, plain=plain, is_dir=info.is_dir())
             if info.is_dir():
-                place.mkdir(parents=True, exist_ok=True)
                 continue
             with pack.open(info) as source:
-                size = _place_file(archive, source, place, info.filename, meter)
+                size = _write(source, place, meter)
             if size != info.file_size:
-                raise InputError(
-                    f"{archive} holds {size:,} bytes of the member {info.filename[:80]!r} and tells {info.file_size:,}. Get the file again."
-                )
+                raise meter.refuse(f"holds {size:,} bytes of {info.filename[:80]!r} and says {info.file_size:,}")
 
 
 class _Metered(io.RawIOBase):
-    """The decompressed stream of a tar file, metered: what is skipped or belongs to a header counts as well."""
+    """The decompressed stream of a tar file, metered: bytes that are skipped or belong to a header count as well."""
 
     def __init__(self, source: IO[bytes] | gzip.GzipFile, meter: _Meter) -> None:
         super().__init__()
         self.source, self.meter = source, meter
-
-    def readable(self) -> bool:
-        return True
 
     def read(self, size: int = -1) -> bytes:
         block = self.source.read(CHUNK if size < 0 else min(size, CHUNK))
@@ -252,29 +229,14 @@ class _Metered(io.RawIOBase):
         return block
 
 
-def _extract_tar(archive: Path, raw: IO[bytes], folder: Path, meter: _Meter, *, gzipped: bool) -> None:
-    plain: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if gzipped else raw
+def _extract_tar(plain: IO[bytes] | gzip.GzipFile, folder: Path, meter: _Meter) -> None:
     # A stream ("r|"): tarfile never seeks, so every byte passes the meter.
     with tarfile.open(fileobj=_Metered(plain, meter), mode="r|", errorlevel=2) as pack:
         for info in pack:
-            meter.member()
-            place = _inside(archive, folder, info.name)
-            if info.isdir():
-                place.mkdir(parents=True, exist_ok=True)
-            elif info.isreg() and not info.issparse():
-                source = pack.extractfile(info)
-                assert source is not None
-                size = _place_file(archive, source, place, info.name, None)
-                if size != info.size:
-                    raise InputError(
-                        f"{archive} is cut short: {info.name!r} has {size:,} of {info.size:,} bytes. Get the file "
-                        "again."
-                    )
-            else:
-                raise InputError(
-                    f"{archive} holds the member {info.name[:80]!r}, a link or a device. Get the official file."
-                )
-    while plain.read(CHUNK):  # reach the checksum at the end of the gzip stream
-        meter.add(CHUNK)
+            is_plain = info.isdir() or (info.isreg() and not info.issparse())
+            meter.member(folder, info.name, plain=is_plain, is_dir=info.isdir())
+            pack.extract(info, folder, filter="data")
+    while block := plain.read(CHUNK):  # reach the checksum at the end of the gzip stream
+        meter.add(len(block))
     if meter.members == 0:
-        raise InputError(f"{archive} is damaged or no archive (it holds no member). Get the file again.")
+        raise _damaged(meter.archive, "it holds no member")

@@ -71,7 +71,7 @@ def flip(x: Batch, key: Key) -> Batch:
     rows = np.flatnonzero(key.uniform("flip", 1)[:, 0] < 0.5)
     picked = x[rows]
     mirrored = np.empty_like(picked)
-    for c in range(x.shape[-1]):  # a channel at a time: numpy copies strided bytes faster than runs of three
+    for c in range(x.shape[-1]):  # numpy copies one strided channel faster than runs of three bytes
         mirrored[..., c] = picked[..., ::-1, c]
     out = x.copy()
     out[rows] = mirrored
@@ -128,7 +128,10 @@ def normalise(
 
 
 class Augmentation:
-    """A pipeline, checked when made: `Augmentation(("crop=4", "flip"), mean)(x, seed=0, epoch=3, index_N=index)`."""
+    """A pipeline, which is checked when it is made.
+
+    Augmentation(("crop=4", "flip"), mean)(x, seed=0, epoch=3, index_N=index)
+    """
 
     def __init__(self, steps: Sequence[str] | str, mean: Sequence[float]) -> None:
         if isinstance(steps, str):
@@ -140,7 +143,7 @@ class Augmentation:
         self._run = tuple(_make(step, fill_C) for step in self.steps)
 
     def __call__(self, x: Batch, *, seed: int, epoch: int, index_N: NDArray[np.int64]) -> Batch:
-        """Augment a batch; without steps it comes back as it is."""
+        """Augment a batch. A pipeline without steps returns the batch itself."""
         if len(x) != len(index_N):
             raise InputError(
                 f"augmentation got {len(x)} samples and {len(index_N)} indices; give one index per sample."

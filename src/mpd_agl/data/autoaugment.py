@@ -105,7 +105,7 @@ def value(name: str, magnitude: int, H: int, W: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Action:
-    """One operation at one magnitude and sign: what a step of a policy comes to for an image."""
+    """One operation at one magnitude and sign, which is what a step of a policy does to an image."""
 
     name: str
     value: float
@@ -129,7 +129,8 @@ def _actions(policy: str, H: int, W: int) -> tuple[tuple[_Action, ...], NDArray[
                 if name in ("color", "contrast", "brightness", "sharpness"):
                     v += 1.0
                 which[i, j, k] = actions.setdefault(_Action(name=name, value=v), len(actions))
-    # Numbered by family and name, so that the images of one family, and of one operation, are one run of a sort.
+    # Actions are numbered by family and name, so that sorting puts the images of one family, and of one operation,
+    # side by side.
     ordered = sorted(actions, key=lambda a: (_FAMILY.get(a.name, 0), a.name, a.value))
     rank = np.array([ordered.index(action) for action in actions])
     return tuple(ordered), rank[which], odds
@@ -141,7 +142,7 @@ def apply(images: imageops.Images, name: str, value_N: NDArray[np.float64], fill
 
 
 Runs = list[tuple[str, slice]]
-"""Which images get which operation: neighbours in the batch, so that a family of operations is one call."""
+"""Which images get which operation. They are neighbours in the batch, so that a family of operations is one call."""
 
 
 def _geometric(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:

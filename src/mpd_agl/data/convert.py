@@ -1,7 +1,7 @@
 """From files to a checked, converted set: find, unpack, read, compare with the registry, store.
 
-Sources are tried in order: `data_dir` as given; the cache; the official address; the mirror. What was found is named
-in the header.
+Sources are tried in order: `data_dir` as given, the cache, the official address, the mirror. The header names the
+source that was used.
 """
 
 import os
@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 
 from mpd_agl.data import readers, sources, store
 from mpd_agl.data.archives import extract, is_archive, new_folder, scratch_folder
-from mpd_agl.data.readers import Found
+from mpd_agl.data.readers import FoundFiles
 from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import DataSet
+from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.sources import Fetched
 from mpd_agl.data.store import Digest, Pixels
+from mpd_agl.data.types import LoadOptions
 from mpd_agl.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Obtained:
-    """A data set at hand: where, from which source, and what part of it there is."""
+    """A data set that is there: its place, its source, and which part of it there is."""
 
     place: Path
     key: str
@@ -44,7 +45,7 @@ class Obtained:
 
 
 def check_counts(
-    spec: DataSet, labels: dict[str, NDArray[np.int64]], where: str, *, allow_partial: bool
+    spec: OfficialSet, labels: dict[str, NDArray[np.int64]], where: str, *, allow_partial: bool
 ) -> dict[str, list[int]]:
     """Compare the numbers of samples with the official ones; refuse a partial set unless it is allowed."""
     partial = {}
@@ -68,10 +69,10 @@ def check_counts(
     return partial
 
 
-def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> None:
+def check_content(spec: OfficialSet, split: str, pixels: Pixels, found: Digest) -> None:
     """Compare the hashes of a complete split with the registry's, and name the file that differs."""
     if found.count != spec.counts[split]:
-        return  # partial, and allowed: there is no hash for a part
+        return  # a part of the set, which the user allowed; only whole splits have a known hash
     expected = spec.sha256.get(split)
     if expected is not None and found.sha256 != expected:
         raise InputError(f"{_blame(spec, split, found, pixels.origin)}. Get the official file again.")
@@ -84,7 +85,7 @@ def check_content(spec: DataSet, split: str, pixels: Pixels, found: Digest) -> N
         )
 
 
-def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
+def check_labels(spec: OfficialSet, split: str, got: str, origin: str) -> None:
     """Compare the hash of a complete split's labels with the registry's."""
     if got != spec.labels_sha256.get(split, got):
         raise InputError(
@@ -92,8 +93,8 @@ def check_labels(spec: DataSet, split: str, got: str, origin: str) -> None:
         )
 
 
-def _blame(spec: DataSet, split: str, found: Digest, origin: str) -> str:
-    """Say which file holds what it should not."""
+def _blame(spec: OfficialSet, split: str, found: Digest, origin: str) -> str:
+    """Name the file whose content is wrong."""
     known = {digest: (s, i) for s, parts in spec.part_sha256.items() for i, digest in enumerate(parts)}
     for i, ((name, digest), right) in enumerate(zip(found.parts, spec.part_sha256.get(split, ()), strict=False)):
         if digest != right:
@@ -111,8 +112,8 @@ def _differs(name: str, got: str, right: str) -> str:
 
 
 @contextmanager
-def opened(found: Found, cache: Path) -> Iterator[Path]:
-    """The folder of the files; archives are unpacked into a scratch folder that is gone afterwards."""
+def opened(found: FoundFiles, cache: Path) -> Iterator[Path]:
+    """Give the folder of the files; archives are unpacked into a scratch folder, which is removed afterwards."""
     if not found.archives:
         yield found.place
         return
@@ -123,48 +124,43 @@ def opened(found: Found, cache: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _named(scratch: Path, found: Found) -> Iterator[None]:
-    """Errors name the archive, not the scratch folder."""
+def _named(scratch: Path, found: FoundFiles) -> Iterator[None]:
+    """Let errors name the archive in place of the scratch folder."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(str(scratch), called(found))) from error
+        raise InputError(str(error).replace(str(scratch), found.shown)) from error
 
 
-def called(found: Found) -> str:
-    """What a sentence calls the files: the folder, or the one archive."""
-    return str(found.archives[0] if len(found.archives) == 1 else found.place)
-
-
-def obtain_images(
-    spec: DataSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
-) -> Obtained:
-    """Bring an image set into converted form, or find it there."""
-    cache = sources.cache_root(cache_dir)
+def obtain_images(spec: OfficialSet, options: LoadOptions) -> Obtained:
+    """Find the converted form of an image set, or make it."""
+    cache, data_dir, download = sources.cache_root(options.cache_dir), options.data_dir, options.download
     if data_dir is not None:
         found = readers.require(spec, data_dir)
         root = cache / "converted" / f"{spec.name}-{found.key()}"
         if root.is_dir():
-            return _opened(spec, root, allow_partial)
-        return _convert(spec, found, root, f"data-dir {data_dir}", cache, allow_partial)
+            return _opened(spec, root, options.allow_partial)
+        return _convert(spec, found, root, f"data-dir {data_dir}", cache, options.allow_partial)
     root = cache / "converted" / spec.name
     if root.is_dir():
-        return _opened(spec, root, allow_partial)
+        return _opened(spec, root, options.allow_partial)
     with sources.locked(spec, cache) if download else nullcontext():
-        if root.is_dir():  # made while this process waited
-            return _opened(spec, root, allow_partial)
+        if root.is_dir():  # another process converted it while this one waited for the lock
+            return _opened(spec, root, options.allow_partial)
         found, source, fetched = find_or_fetch(spec, cache, download=download)
-        obtained = _convert(spec, found, root, source, cache, allow_partial)
-        if fetched is not None:  # the converted set replaces what was downloaded
+        obtained = _convert(spec, found, root, source, cache, options.allow_partial)
+        if fetched is not None:  # the converted set replaces the download
             fetched.clear()
         return obtained
 
 
-def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, allow_partial: bool) -> Obtained:
+def _convert(
+    spec: OfficialSet, found: FoundFiles, root: Path, source: str, cache: Path, allow_partial: bool
+) -> Obtained:
     with opened(found, cache) as place:
         splits = readers.read_images(spec, place)
         labels = {split: pixels.y_N for split, pixels in splits.items()}
-        partial = check_counts(spec, labels, called(found), allow_partial=allow_partial)
+        partial = check_counts(spec, labels, found.shown, allow_partial=allow_partial)
         store.write(
             root,
             splits,
@@ -174,8 +170,8 @@ def _convert(spec: DataSet, found: Found, root: Path, source: str, cache: Path, 
     return Obtained(place=root, key=root.name, source=source, partial=partial)
 
 
-def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
-    """A set that was converted before."""
+def _opened(spec: OfficialSet, root: Path, allow_partial: bool) -> Obtained:
+    """Open a set that was converted before, and check that it is this one."""
     stored = {split: store.open_split(root, split) for split in spec.counts}
     header = stored["train"].header
     partial = check_counts(spec, {s: v.y_N for s, v in stored.items()}, str(root), allow_partial=allow_partial)
@@ -189,7 +185,7 @@ def _opened(spec: DataSet, root: Path, allow_partial: bool) -> Obtained:
     return Obtained(place=root, key=root.name, source=str(header.get("source", "cache")), partial=partial)
 
 
-def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found, str, Fetched | None]:
+def find_or_fetch(spec: OfficialSet, cache: Path, *, download: bool) -> tuple[FoundFiles, str, Fetched | None]:
     """Files that someone put into the cache's download folder, or else the first source that works."""
     folder = sources.downloads(cache, spec)
     try:
@@ -197,7 +193,7 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
     except InputError:
         if not download:
             raise
-        found = None  # some of several files: the download completes them
+        found = None  # some files are missing; the download brings them
     if found is not None:
         return found, f"cache {folder}", None
     if not download:
@@ -205,15 +201,13 @@ def find_or_fetch(spec: DataSet, cache: Path, *, download: bool) -> tuple[Found,
         raise InputError(f"{spec.title} is not in the cache {cache}. {fetch}{sources.how_to_place(spec, cache)}")
     fetched = sources.fetch(spec, cache)
     if all(is_archive(path) for path in fetched.paths):
-        return Found(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
+        return FoundFiles(place=folder, markers=fetched.paths, archives=fetched.paths), fetched.source, fetched
     return readers.require(spec, folder), fetched.source, fetched
 
 
-def obtain_recordings(
-    spec: DataSet, *, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
-) -> tuple[Obtained, dict[str, Recordings]]:
+def obtain_recordings(spec: OfficialSet, options: LoadOptions) -> tuple[Obtained, dict[str, Recordings]]:
     """Find the recordings of an event set; zips are unpacked once, into the cache."""
-    cache = sources.cache_root(cache_dir)
+    cache, data_dir, download = sources.cache_root(options.cache_dir), options.data_dir, options.download
     kept = cache / "unpacked" / spec.name
     if data_dir is not None:
         found, source = readers.require(spec, data_dir), f"data-dir {data_dir}"
@@ -229,13 +223,13 @@ def obtain_recordings(
                     fetched.clear()
     splits = readers.read_recordings(spec, found.place)
     labels = {split: recordings.y_N for split, recordings in splits.items()}
-    partial = check_counts(spec, labels, str(found.place), allow_partial=allow_partial)
+    partial = check_counts(spec, labels, str(found.place), allow_partial=options.allow_partial)
     for split in labels.keys() - partial.keys():
         check_labels(spec, split, store.labels_digest(labels[split]), str(found.place))
     return Obtained(place=found.place, key=f"{spec.name}-{found.key()}", source=source, partial=partial), splits
 
 
-def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
+def _unpacked(spec: OfficialSet, found: FoundFiles, kept: Path) -> FoundFiles:
     """The recordings as folders; archives are unpacked into `kept`, unless they were before."""
     if not found.archives:
         return found
@@ -247,5 +241,5 @@ def _unpacked(spec: DataSet, found: Found, kept: Path) -> Found:
                 raise InputError(f"{scratch} holds no {spec.title}. Put {spec.folder} there.")
             readers.read_recordings(spec, scratch)
             if hasattr(os, "sync"):
-                os.sync()  # the folder stays: its files must reach the disk before its name does
+                os.sync()  # the folder is kept, so its files must reach the disk before it gets its name
     return readers.require(spec, kept)

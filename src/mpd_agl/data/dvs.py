@@ -70,7 +70,7 @@ def path_K2(path: str, times_us: NDArray[np.float64]) -> NDArray[np.float64]:
         corners = np.array([[-3.0, -1.5], [-0.5, 3.5], [2.0, -1.5], [-3.0, -1.5]])
         shift: NDArray[np.float64] = np.tile(corners[0], (len(times_us), 1))
         for i in range(3):
-            # Minimum jerk: rest, a bell-shaped speed for 82 ms, rest.
+            # Minimum jerk: the image rests, moves for 82 ms with a bell-shaped speed, and rests again.
             s = np.clip((times_us - (8_000 + 101_000 * i)) / 82_000, 0, 1)
             shift += (s**3 * (10 - 15 * s + 6 * s * s))[:, None] * (corners[i + 1] - corners[i])
         return shift
@@ -125,10 +125,10 @@ def simulate(
         part,
         negative=path == "saccades" if negative is None else negative,
     )
-    # One camera per seed: its pixels' thresholds do not change between recordings.
+    # A seed stands for one camera, so its pixels' thresholds do not change between recordings.
     spread_YX = _normal(seed, height * width).reshape(height, width)[top:bottom, left:right] * sensor.mismatch
     threshold_YX = (sensor.threshold * np.clip(1 + spread_YX, 0.3, 3.0)).astype(np.float32)
-    # The camera has looked at the resting image for a while: where a pixel's memory stands is anyone's guess.
+    # The camera has looked at the resting image for a while, so the level that a pixel remembers is random.
     start_YX = uniform(seed, 1, np.array([index]), _STREAM, threshold_YX.size).reshape(threshold_YX.shape)
     reference_YX = level_KYX[0] + (start_YX.astype(np.float32) - np.float32(0.5)) * threshold_YX
 
@@ -214,7 +214,7 @@ def _cross(
         up = moved[hit] > 0
         goal = reference[hit] + np.where(up, threshold[hit], -threshold[hit])
         slope = then[hit] - now[hit]
-        part = np.minimum(np.maximum((goal - now[hit]) / slope, 0), 1)  # cut against rounding only
+        part = np.minimum(np.maximum((goal - now[hit]) / slope, 0), 1)  # only rounding can exceed these limits
         times.append(k + part.astype(np.float64))
         cells.append(hit)
         polarities.append(up)
@@ -229,7 +229,7 @@ def _cross(
 def _noise(
     seed: int, index: int, duration_us: int, pixels: int, rate_hz: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Draw background events: as many as expected, rounded at random, anywhere and at any time."""
+    """Draw background events at random pixels and times; their expected number is rounded at random."""
     expected = rate_hz * duration_us * 1e-6 * pixels
     count = int(expected + uniform(seed, 2, np.array([index]), _STREAM, 1)[0, 0])
     u = uniform(seed, 3, np.array([index]), _STREAM, 3 * count).reshape(3, count)

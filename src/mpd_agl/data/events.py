@@ -31,33 +31,35 @@ def check_config(config: FrameConfig) -> None:
         raise unknown_name("frame mode", config.mode, MODES)
 
 
-def check_events(events: EventStream) -> None:
-    """Refuse a recording that is empty, leaves its sensor, runs backwards or has a polarity other than 0 and 1."""
+def check_events(events: EventStream, name: str = "the recording") -> None:
+    """Refuse a recording that is empty, leaves its sensor, runs backwards or has a polarity other than 0 and 1.
+
+    `name` is what an error calls the recording, usually its file.
+    """
     if len(events) == 0:
-        raise InputError("the recording has no events; the file is empty or cut off: fetch it again.")
+        raise InputError(f"{name} holds no event: it is empty or cut off. Get the recording again.")
     lengths = {len(events.t_E), len(events.x_E), len(events.y_E), len(events.p_E)}
     if len(lengths) != 1:
         raise InputError(
-            f"the recording's fields differ in length, got {sorted(lengths)}; each event needs t, x, y and p."
+            f"the fields of {name} differ in length, got {sorted(lengths)}. Each event needs t, x, y and p."
         )
-    for name, value_E, limit in (
+    for field, value_E, limit in (
         ("x", events.x_E, events.width),
         ("y", events.y_E, events.height),
         ("polarity", events.p_E, 2),
     ):
-        low, high = int(value_E.min()), int(value_E.max())
-        if low < 0 or high >= limit:
+        if value_E.min() < 0 or value_E.max() >= limit:
             at = int(np.argmax((value_E < 0) | (value_E >= limit)))
             raise InputError(
-                f"event {at} has {name} {int(value_E[at])}, out of range 0 to {limit - 1}; "
-                "the file is damaged or of another sensor."
+                f"{name} is damaged or of another sensor: event {at:,} has {field} {int(value_E[at])}, "
+                f"out of range 0 to {limit - 1}. Get the recording again."
             )
-    step_E = np.diff(events.t_E)
-    if step_E.size and int(step_E.min()) < 0:
-        at = int(np.argmax(step_E < 0)) + 1
+    backwards = np.flatnonzero(np.diff(events.t_E) < 0)
+    if len(backwards):
+        at = int(backwards[0]) + 1
         raise InputError(
-            f"event {at} is out of order: {int(events.t_E[at])} us after {int(events.t_E[at - 1])} us; "
-            "the file is damaged or unsorted."
+            f"{name} is out of order: event {at:,} is at {int(events.t_E[at])} us, the one before at "
+            f"{int(events.t_E[at - 1])} us. Sort the events by time, or get the recording again."
         )
 
 

@@ -1,4 +1,4 @@
-"""Recordings to frames, once: a cache on disk that is built in parallel, continued after a kill and mapped into memory.
+"""Recordings become frames once: a cache on disk, built in parallel, continued after a kill and mapped into memory.
 
 A cache is two files in `out_dir`, named by a hash of everything the frames depend on: `frames-HASH.npy`, which numpy
 can map, and `frames-HASH.json`, its header with the sha256 of the frames. While it is built there is a folder
@@ -33,10 +33,10 @@ from mpd_agl.data.types import EventStream, FrameConfig
 from mpd_agl.errors import InputError
 
 VERSION = 1
-"""Number of the rule that makes frames from events: part of every cache's name, so none outlives its rule."""
+"""Number of the rule that makes frames from events. It is part of every cache's name, so no cache outlives its rule."""
 
 CHUNK = 64
-"""Recordings per part: what a kill can cost."""
+"""Recordings per part: at most so many are lost when the process is killed."""
 
 Read = Callable[[int], EventStream]
 
@@ -51,7 +51,7 @@ def build_frames(
     workers: int = 0,
     progress: bool = True,
 ) -> NDArray[np.uint8]:
-    """Return frames_NTHWC of recordings 0..count-1, memory-mapped; made now, continued, or found in the cache.
+    """Return frames_NTHWC of recordings 0..count-1, memory-mapped: from the cache, or made now.
 
     `key` names the recordings and all that `read` depends on (data set, split, hash of the files, the simulator's
     seed). With `workers` over 0 the work is done in that many processes, to which `read` is sent; 0 does it here.
@@ -96,7 +96,7 @@ def frames_sha256(frames: NDArray[np.uint8], *, verify: bool = False) -> str:
 
 
 def _is_done(array_path: Path, header_path: Path, header: dict[str, Any]) -> bool:
-    """Tell whether the cache is whole: its header is there, says the same, and the array has the size it says."""
+    """Tell whether the cache is complete: the header is there and says the same, and the array has the size it says."""
     try:
         found = json.loads(header_path.read_text())
         size = array_path.stat().st_size
@@ -132,7 +132,7 @@ def _in_processes(
         pickle.dumps(read)
     except Exception as error:
         raise TypeError("`read` must be a module's function or a picklable object to be sent to workers") from error
-    # Started afresh rather than forked: the parent may hold torch's threads, which do not survive a fork.
+    # The processes are started afresh and not forked, because torch's threads in the parent do not survive a fork.
     context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
     with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
         pending: set[Future[None]] = {
@@ -167,7 +167,7 @@ def _bytes_each(config: FrameConfig) -> int:
 
 
 def _make_part(read: Read, start: int, stop: int, config: FrameConfig, parts_dir: Path) -> None:
-    """Make one part; it appears whole or not at all."""
+    """Make one part. Its file is either complete or not there."""
     frames = np.empty((stop - start, config.num_steps, config.size, config.size, 2), dtype=np.uint8)
     for i in range(start, stop):
         try:
@@ -181,7 +181,7 @@ def _make_part(read: Read, start: int, stop: int, config: FrameConfig, parts_dir
 def _join(
     parts_dir: Path, count: int, config: FrameConfig, array_path: Path, header_path: Path, header: dict[str, Any]
 ) -> None:
-    """Put the parts together as one .npy, then write the header: the sign that it is done."""
+    """Put the parts together as one .npy, then write the header, which says that the cache is complete."""
     sha = hashlib.sha256()
     header_path.unlink(missing_ok=True)
     with _whole_file(array_path, parts_dir) as file:
@@ -201,7 +201,7 @@ def _join(
 
 @contextlib.contextmanager
 def _whole_file(path: Path, work_dir: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes its name only when it is complete and on disk; on an error nothing stays."""
+    """Open a file that takes its name only when it is complete and on disk; on an error it is removed."""
     temporary = work_dir / f"{path.name}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
@@ -216,7 +216,7 @@ def _whole_file(path: Path, work_dir: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn what a disk can do wrong into one sentence."""
+    """Turn errors of the disk into one sentence."""
     try:
         yield
     except OSError as error:

@@ -37,7 +37,7 @@ def _file(place: Path, stem: str) -> Path | None:
 
 
 def files(place: Path) -> list[Path]:
-    """The four files; a missing one is an error."""
+    """List the four files; refuse if one is missing."""
     found = []
     for pair in NAMES.values():
         for stem in pair:
@@ -108,4 +108,4 @@ def _split(images: Path, labels: Path, classes: tuple[str, ...], side: int) -> P
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(images), x_NHW[..., None]
 
-    return Pixels(shape_NHWC=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))
+    return Pixels(shape=(*x_NHW.shape, 1), y_N=y_N, classes=classes, parts=parts, origin=str(images.parent))

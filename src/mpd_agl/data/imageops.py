@@ -28,7 +28,7 @@ def _entry(images: Images, C: int) -> NDArray[np.intp]:
     """Give each value's place in the images' tables laid end to end, for tables of C channels (1: one for all)."""
     N, H, W, channels = images.shape
     offset_NC = (np.arange(N * C) * 256).reshape(N, 1, C)
-    # Rows of W*C values: a sum over runs of three would spend its time between them.
+    # Work on rows of W*C values: numpy is slow on runs of only three.
     entry: NDArray[np.intp] = images.reshape(N, H, W * channels) + (offset_NC if C == 1 else np.tile(offset_NC, W))
     return entry
 
@@ -84,7 +84,7 @@ def equalize_table_N(images: Images) -> NDArray[np.uint8]:
 
 
 def _reduce_NC(reduce: np.ufunc, images: Images) -> NDArray[np.uint8]:
-    """Reduce each channel, rows first: their W*C values lie side by side (17 times faster than all at once)."""
+    """Reduce each channel, over the rows first, whose W*C values lie side by side: 17 times faster than all at once."""
     N, H, W, C = images.shape
     rows: NDArray[np.uint8] = reduce.reduce(images.reshape(N, H, W * C), axis=1)
     out: NDArray[np.uint8] = reduce.reduce(rows.reshape(N, W, C), axis=1)

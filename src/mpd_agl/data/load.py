@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data import convert, mnist5k, registry, sources, store
-from mpd_agl.data.registry import DataSet
-from mpd_agl.data.types import ArraySet, EventStream, FrameConfig
+from mpd_agl.data.arrays import check_array_set
+from mpd_agl.data.registry import OfficialSet
+from mpd_agl.data.splits import DEFAULT_RULE
+from mpd_agl.data.types import SPLITS, ArraySet, DataSet, EventStream, FrameConfig, LoadOptions
 from mpd_agl.errors import unknown_name
 
-SPLITS = ("train", "test")
 CAMERA_SEED = 0
 """mnist5k-dvs is one fixed data set: the seed of a run does not change it."""
-DEFAULT_SPLIT_RULE = "per-class-90-10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,45 +40,55 @@ class Simulated:
 
 
 def load_dataset(
-    name: str,
+    name: str | DataSet,
     split: str,
     *,
     data_dir: Path | str | None = None,
     cache_dir: Path | str | None = None,
     allow_partial: bool = False,
     frames: FrameConfig | None = None,
-    split_rule: str = DEFAULT_SPLIT_RULE,
+    split_rule: str = DEFAULT_RULE,
     seed: int = 0,
     download: bool = True,
+    image_size: int = 0,
+    colour: str = "auto",
 ) -> ArraySet:
-    """Load a split of a data set: `load_dataset("cifar10", "train")`.
+    """Load a split of a data set: `load_dataset("cifar10", "train")`, or of a `DataSet` object of your own.
 
     Files are taken from `data_dir` if given, else from the cache, the official address or a mirror, and converted
-    once. Images are memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and
-    `seed` matter only to sets without an official split.
+    once. Images are memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and its
+    `seed` matter only to sets without an official split, `image_size` and `colour` only to folders of images.
     """
-    spec = registry.get(name)
+    spec = registry.get(name) if isinstance(name, str) else name
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    folder = None if data_dir is None else Path(data_dir).expanduser()
-    cache = None if cache_dir is None else Path(cache_dir).expanduser()
-    if spec.kind == "images":
-        return _images(spec, split, folder, cache, allow_partial, download)
-    return _events(spec, split, folder, cache, allow_partial, download, frames or FrameConfig(), split_rule, seed)
+    options = LoadOptions(
+        data_dir=None if data_dir is None else Path(data_dir).expanduser(),
+        cache_dir=None if cache_dir is None else Path(cache_dir).expanduser(),
+        allow_partial=allow_partial,
+        frames=frames or FrameConfig(),
+        split_rule=split_rule,
+        split_seed=seed,
+        download=download,
+        image_size=image_size,
+        colour=colour,
+    )
+    return check_array_set(spec.load(split, options))
 
 
-def _images(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool, download: bool
-) -> ArraySet:
+def load_official(spec: OfficialSet, split: str, options: LoadOptions) -> ArraySet:
+    """Load a split of a published data set."""
+    return (_images if spec.kind == "images" else _events)(spec, split, options)
+
+
+def _images(spec: OfficialSet, split: str, options: LoadOptions) -> ArraySet:
     provenance: dict[str, Any]
     if spec.reader == "mnist5k":
         index = mnist5k.split_index(split)
         x_NHWC, y_N, classes = mnist5k.images()[index][..., None], mnist5k.labels()[index], spec.classes
         provenance = {"source": "embedded", "partial": False, "sha256": spec.sha256[split]}
     else:
-        found = convert.obtain_images(
-            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
-        )
+        found = convert.obtain_images(spec, options)
         stored = store.open_split(found.place, split)
         x_NHWC, y_N, classes = stored.x_NHWC, stored.y_N, tuple(stored.header["classes"])
         provenance = {**found.provenance(), "sha256": stored.header["sha256"]}
@@ -94,17 +104,7 @@ def _images(
     )
 
 
-def _events(
-    spec: DataSet,
-    split: str,
-    data_dir: Path | None,
-    cache_dir: Path | None,
-    allow_partial: bool,
-    download: bool,
-    config: FrameConfig,
-    split_rule: str,
-    seed: int,
-) -> ArraySet:
+def _events(spec: OfficialSet, split: str, options: LoadOptions) -> ArraySet:
     from mpd_agl.data.framing import build_frames, frames_sha256
 
     read: Any
@@ -119,24 +119,29 @@ def _events(
             "split_rule": "official",
         }
     else:
-        found, splits = convert.obtain_recordings(
-            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
-        )
+        found, splits = convert.obtain_recordings(spec, options)
         provenance = found.provenance()
         if "all" in splits:
             from mpd_agl.data.splits import split_indices
 
-            index_N, split_hash = split_indices(splits["all"].y_N, split_rule, split=split, seed=seed)
+            index_N, split_hash = split_indices(
+                splits["all"].y_N, options.split_rule, split=split, seed=options.split_seed
+            )
             read = splits["all"].take(index_N)
             # Frames are kept per split, so that each is one memory-mapped array.
             key = f"{found.key}-{split}-{split_hash[:16]}"
-            provenance |= {"split_rule": split_rule, "split_seed": seed, "split_hash": split_hash}
+            provenance |= {
+                "split_rule": options.split_rule,
+                "split_seed": options.split_seed,
+                "split_hash": split_hash,
+            }
         else:
             read, key = splits[split], f"{found.key}-{split}"
             provenance |= {"split_rule": "official"}
         y_N = read.y_N
-    x_NTHWC = build_frames(read, len(y_N), config, sources.cache_root(cache_dir) / "frames", key=key)
-    provenance |= {"frames": asdict(config), "frames_sha256": frames_sha256(x_NTHWC)}
+    frames_dir = sources.cache_root(options.cache_dir) / "frames"
+    x_NTHWC = build_frames(read, len(y_N), options.frames, frames_dir, key=key)
+    provenance |= {"frames": asdict(options.frames), "frames_sha256": frames_sha256(x_NTHWC)}
     return ArraySet(
         name=spec.name,
         split=split,

@@ -1,7 +1,8 @@
-"""Batches for training, made ahead; order and augmentation depend on (seed, epoch) alone.
+"""Batches for training. Their order and augmentation depend on (seed, epoch) alone.
 
-Threads make the next batches while the model works on the present one, mostly one: numpy lets go of the interpreter in its
-long loops, nothing is copied or sent between processes, a memory-mapped set is shared, and no process can be left behind.
+Threads make the next batches while the model works on the present one; one thread is usually enough. They are threads
+and not processes because numpy releases the interpreter lock in its long loops, nothing needs to be copied or sent, all
+threads share a memory-mapped set, and no process can be left behind.
 
 Shapes: N batch, T frames, C channels, H height, W width.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpd_agl.data.arrays import check_array_set
 from mpd_agl.data.augment import Augmentation, normalise
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.share import share
@@ -26,12 +28,12 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 _STREAM = 0x0DE7
 _AHEAD = 2
-"""Batches that a worker makes ahead: one in hand, one being made."""
+"""How many finished batches a worker may have waiting."""
 MOST_WORKERS = 16
 
 
 class Loader:
-    """Yields `(x, y)`: float32 x, (N, C, H, W) or for frames (T, N, C, H, W), in channels-last memory; int64 y.
+    """Yields `(x, y)`: x is float32 (N, C, H, W), or (T, N, C, H, W) for frames, in channels-last memory; y is int64.
 
     `epoch(e)` gives the batches of epoch e; `epoch(e, start_step=s)` the same ones from the s-th on, so a run stopped
     after s batches continues as if it had not been. With `train` the samples come shuffled and augmented, else in
@@ -61,7 +63,8 @@ class Loader:
             raise InputError(f"the batch size must be at least 1, got {batch_size}; use 100, as the paper does.")
         if not 0 <= num_workers <= MOST_WORKERS:
             raise InputError(
-                f"the loader has 0 to {MOST_WORKERS} workers, got {num_workers}; one mostly keeps up with training, use 1."
+                f"the loader has 0 to {MOST_WORKERS} workers, got {num_workers}; use 1, which usually keeps up with "
+                "training."
             )
         if not 0 <= rank < world_size:
             raise InputError(f"rank must be from 0 to {world_size - 1}, got {rank}; set it by the launcher.")
@@ -69,17 +72,7 @@ class Loader:
             raise InputError(
                 f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
             )
-        if dataset.x.ndim not in (4, 5) or dataset.x.dtype != np.uint8 or len(dataset.x) != len(dataset.y):
-            raise InputError(
-                f"data set {dataset.name!r} needs uint8 (N, H, W, C) or (N, T, H, W, C) and as many labels, "
-                f"got {dataset.x.dtype} {dataset.x.shape} and {len(dataset.y)} labels; convert it again."
-            )
-        C = dataset.x.shape[-1]
-        if len(dataset.mean) != C or len(dataset.std) != C or min(dataset.std) <= 0:
-            raise InputError(
-                f"data set {dataset.name!r} has {C} channels, got mean {dataset.mean} and std {dataset.std}; "
-                "give one of each per channel, std above 0."
-            )
+        check_array_set(dataset)
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed
@@ -90,7 +83,8 @@ class Loader:
         self.world_size = world_size
         self.parts = parts
         self.augmentation = Augmentation(augment if train else (), dataset.mean)
-        # One sample through the whole pipeline: what does not fit the data is refused now, not in the worker.
+        # Send one sample through the whole pipeline: a step that does not fit the data is then refused here and not
+        # in a worker.
         self.make(np.arange(min(1, len(dataset))), 0)
         if len(self) == 0:
             raise InputError(
@@ -145,7 +139,7 @@ class Epoch(Iterator[Batch]):
         self._order = loader.order(epoch)
         self._threads: list[threading.Thread] = []
         for steps in _dealt(start_step, len(loader), loader.num_workers):
-            # A thread knows its parts, not this object: dropping the iterator is then enough to end it.
+            # A thread gets the parts it needs and not this object, so that dropping the iterator is enough to end it.
             self._ready.append(queue.Queue(maxsize=_AHEAD))
             parts = (loader, epoch, self._order, steps, self._ready[-1], self._stop)
             self._threads.append(threading.Thread(target=_work, args=parts, name="mpd-agl-loader", daemon=True))
@@ -195,7 +189,7 @@ class Epoch(Iterator[Batch]):
             _drain(ready)
 
     def _take(self, worker: int) -> Batch | BaseException:
-        """Wait for the next batch; a worker that is gone without a word is an error, not a wait for ever."""
+        """Wait for the next batch; give an error if the worker has ended without sending one."""
         ready, thread = self._ready[worker], self._threads[worker]
         while True:
             try:
@@ -208,7 +202,7 @@ class Epoch(Iterator[Batch]):
 
 
 def _dealt(start: int, end: int, workers: int) -> list[range]:
-    """The steps of each worker: every n-th."""
+    """Deal the steps out to the workers: each gets every n-th."""
     return [range(start + k, end, workers) for k in range(min(workers, end - start))]
 
 
@@ -220,7 +214,7 @@ def _work(
     ready: "queue.Queue[Batch | BaseException]",
     stop: threading.Event,
 ) -> None:
-    """Make a worker's batches ahead until the epoch ends or nobody wants more; an error travels in the place of its batch."""
+    """Make a worker's batches until the epoch ends or `stop` is set. An error is sent in place of the batch it hit."""
     for step in steps:
         if stop.is_set():
             return
@@ -228,7 +222,7 @@ def _work(
             item: Batch | BaseException = loader.batch(order, epoch, step)
         except BaseException as error:
             item = error
-        ready.put(item)  # a consumer that leaves sets `stop` first and then makes room
+        ready.put(item)  # waits for room; a consumer that leaves sets `stop` first and then empties the queue
         if isinstance(item, BaseException):
             return
 

@@ -51,7 +51,7 @@ def images() -> NDArray[np.uint8]:
 
 def split_index(split: str) -> NDArray[np.int64]:
     """Which of the 5,000 belong to a split."""
-    testing = np.arange(5000) % 5 == 4  # 500 is a multiple of 5: the same positions within each digit
+    testing = np.arange(5000) % 5 == 4  # 500 is a multiple of 5, so the positions are the same within each digit
     return np.flatnonzero(testing if split == "test" else ~testing)
 
 
@@ -69,4 +69,4 @@ def _split(x_NHW: NDArray[np.uint8], y_N: NDArray[np.int64], classes: tuple[str,
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         yield str(FILE), x_NHW[..., None]
 
-    return Pixels(shape_NHWC=(len(y_N), SIDE, SIDE, 1), y_N=y_N, classes=classes, parts=parts, origin=str(FILE))
+    return Pixels(shape=(len(y_N), SIDE, SIDE, 1), y_N=y_N, classes=classes, parts=parts, origin=str(FILE))

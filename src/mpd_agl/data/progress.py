@@ -1,4 +1,4 @@
-"""Progress bars on standard error, where that is a terminal; silence elsewhere."""
+"""Progress bars on standard error, if that is a terminal; otherwise nothing is shown."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -3,12 +3,15 @@
 Hashes are of the decoded content, computed once from the authentic files, and the same whatever the source: `sha256`
 of the uint8 images_NHWC of a split in the official order, `labels_sha256` of the labels as little-endian int64.
 `mean` and `std` are per channel, of x/255; for event frames they are 0 and 1/255, so that a normalised frame holds
-plain counts.
+plain counts. A data set of your own joins the table by `register_dataset`.
 """
 
+import re
 from dataclasses import dataclass, field
+from functools import partial
 
-from mpd_agl.errors import unknown_name
+from mpd_agl.data.types import ArraySet, DataSet, LoadOptions
+from mpd_agl.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +40,11 @@ class Mirror:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
-    """What is known about one data set before any file is read."""
+class OfficialSet(DataSet):
+    """A published data set: where its files come from and the hashes of their content."""
 
-    name: str
-    title: str
     reader: str
     """Which reader knows the files (see `readers`)."""
-    kind: str
-    """`images`, or `events` for recordings that become frames."""
-    shape: tuple[int, int, int]
-    """Height, width, channels of an image, or of the sensor with two polarities."""
-    classes: tuple[str, ...]
-    """Empty where the names are read from the files."""
-    num_classes: int
-    counts: dict[str, int]
-    """Samples per split; `all` where there is no official split."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    licence: str
     sha256: dict[str, str] = field(default_factory=dict)
     labels_sha256: dict[str, str] = field(default_factory=dict)
     encoded_sha256: dict[str, str] = field(default_factory=dict)
@@ -67,6 +56,12 @@ class DataSet:
     """What a user may put or point to, in words."""
     remote: tuple[RemoteFile, ...] = ()
     mirror: Mirror | None = None
+
+    def load(self, split: str, options: LoadOptions) -> ArraySet:
+        """Take a split from `data_dir`, the cache, the official address or a mirror, and convert it once."""
+        from mpd_agl.data.load import load_official
+
+        return load_official(self, split, options)
 
 
 # fmt: off
@@ -124,14 +119,13 @@ def _figshare(name: str, number: int, md5: str) -> RemoteFile:
 
 
 _TABLE = (
-    DataSet(
+    OfficialSet(
         name="mnist5k",
         title="MNIST, 5,000 images, embedded",
         reader="mnist5k",
         kind="images",
         shape=(28, 28, 1),
         classes=_DIGITS,
-        num_classes=10,
         counts={"train": 4000, "test": 1000},
         mean=(0.1311,),
         std=(0.3083,),
@@ -145,27 +139,25 @@ _TABLE = (
             "test": "bbdaed34ddb84891085b7279daa6e45d3336e5e8925f5fc218042c671c4f0e10",
         },
     ),
-    DataSet(
+    OfficialSet(
         name="mnist5k-dvs",
         title="mnist5k before a simulated event camera",
         reader="mnist5k-dvs",
         kind="events",
         shape=(34, 34, 2),
         classes=_DIGITS,
-        num_classes=10,
         counts={"train": 4000, "test": 1000},
         mean=_NO_MEAN,
         std=_COUNTS,
         licence=_MNIST_LICENCE,
     ),
-    DataSet(
+    OfficialSet(
         name="cifar10",
         title="CIFAR-10",
         reader="cifar10",
         kind="images",
         shape=(32, 32, 3),
         classes=_CIFAR10_CLASSES,
-        num_classes=10,
         counts={"train": 50_000, "test": 10_000},
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
@@ -204,14 +196,13 @@ _TABLE = (
             sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="cifar100",
         title="CIFAR-100",
         reader="cifar100",
         kind="images",
         shape=(32, 32, 3),
         classes=_CIFAR100_CLASSES,
-        num_classes=100,
         counts={"train": 50_000, "test": 10_000},
         mean=(0.5071, 0.4867, 0.4408),
         std=(0.2675, 0.2565, 0.2761),
@@ -235,7 +226,7 @@ _TABLE = (
             ),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="tinyimagenet",
         title="Tiny-ImageNet-200",
         reader="tinyimagenet",
@@ -264,14 +255,13 @@ _TABLE = (
             ),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="cifar10dvs",
         title="CIFAR10-DVS",
         reader="cifar10dvs",
         kind="events",
         shape=(128, 128, 2),
         classes=_CIFAR10_CLASSES,
-        num_classes=10,
         counts={"all": 10_000},
         mean=_NO_MEAN,
         std=_COUNTS,
@@ -292,14 +282,13 @@ _TABLE = (
             _figshare("truck", 7712839, "89f3922fd147d9aeff89e76a2b0b70a7"),
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="nmnist",
         title="N-MNIST",
         reader="nmnist",
         kind="events",
         shape=(34, 34, 2),
         classes=_DIGITS,
-        num_classes=10,
         counts={"train": 60_000, "test": 10_000},
         mean=_NO_MEAN,
         std=_COUNTS,
@@ -312,14 +301,13 @@ _TABLE = (
         archives=(("Train.zip", "Test.zip"),),
         folder="the folders Train and Test of .bin files",
     ),
-    DataSet(
+    OfficialSet(
         name="mnist",
         title="MNIST",
         reader="idx",
         kind="images",
         shape=(28, 28, 1),
         classes=_DIGITS,
-        num_classes=10,
         counts={"train": 60_000, "test": 10_000},
         mean=(0.1307,),
         std=(0.3081,),
@@ -349,14 +337,13 @@ _TABLE = (
             sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         ),
     ),
-    DataSet(
+    OfficialSet(
         name="fashion-mnist",
         title="Fashion-MNIST",
         reader="idx",
         kind="images",
         shape=(28, 28, 1),
         classes=_FASHION_CLASSES,
-        num_classes=10,
         counts={"train": 60_000, "test": 10_000},
         mean=(0.2860,),
         std=(0.3530,),
@@ -382,15 +369,66 @@ _TABLE = (
     ),
 )
 
-DATASETS = {entry.name: entry for entry in _TABLE}
+
+def _own(name: str, split: str, options: LoadOptions) -> ArraySet:
+    from mpd_agl.data import own_files
+
+    return own_files.READERS[name](split, options)
+
+
+_OWN = (
+    DataSet(
+        name="folder",
+        title="your images in class folders: DIR/train/CLASS/*, DIR/test/CLASS/*, or DIR/CLASS/*",
+        read=partial(_own, "folder"),
+    ),
+    DataSet(
+        name="npz",
+        title="your arrays x_train, y_train, x_test, y_test in one .npz file",
+        read=partial(_own, "npz"),
+    ),
+    DataSet(
+        name="event-folder",
+        title="your event recordings in class folders: .npz, .npy, .aedat or .bin",
+        kind="events",
+        mean=_NO_MEAN,
+        std=_COUNTS,
+        read=partial(_own, "event-folder"),
+    ),
+)
+
+DATASETS: dict[str, DataSet] = {entry.name: entry for entry in (*_TABLE, *_OWN)}
+
+
+def register_dataset(spec: DataSet) -> None:
+    """Make a data set known by its name, so that every command takes `--data.name NAME`."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", spec.name):
+        raise InputError(f"a data set's name is letters, digits, '.', '_' and '-', got {spec.name!r}. Rename it.")
+    if spec.kind not in ("images", "events"):
+        raise unknown_name("kind of data", spec.kind, ("images", "events"))
+    if DATASETS.get(spec.name, spec) is not spec:
+        raise InputError(f"there is a data set {spec.name!r} already. Register yours under another name.")
+    DATASETS[spec.name] = spec
 
 
 def get(name: str) -> DataSet:
-    """Look a data set up by name.
+    """Look a data set up by name; installed plugins are asked before an unknown name is refused.
 
     >>> get("cifar10").counts["train"]
     50000
     """
     if name not in DATASETS:
+        from mpd_agl.plugins import load_plugins
+
+        load_plugins()
+    if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]
+
+
+def official(name: str) -> OfficialSet:
+    """Look up a published data set, the only kind that can be fetched."""
+    spec = get(name)
+    if not isinstance(spec, OfficialSet):
+        raise InputError(f"{name!r} is {spec.title}: there is nothing to fetch. Pass --data-dir to train or verify.")
+    return spec

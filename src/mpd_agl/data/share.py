@@ -1,4 +1,7 @@
-"""Which samples of a batch a process gets: the parts that gradients are accumulated over, each dealt out to the ranks."""
+"""Which samples of a batch a process gets.
+
+A batch is cut into the parts that gradients are accumulated over, and each part is dealt out to all ranks.
+"""
 
 from itertools import pairwise
 
@@ -7,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def part_bounds(count: int, parts: int) -> list[tuple[int, int]]:
-    """A batch of `count` in at most `parts` parts of two samples or more, the first ones larger by one.
+    """Cut a batch of `count` into at most `parts` parts of at least two samples; the first parts are larger by one.
 
     >>> part_bounds(11, 3), part_bounds(3, 4)
     ([(0, 4), (4, 8), (8, 11)], [(0, 3)])
@@ -28,7 +31,7 @@ def part_sizes(count: int, parts: int, rank: int, world: int) -> list[int]:
 
 
 def share(batch: NDArray[np.int64], parts: int, rank: int, world: int) -> NDArray[np.int64]:
-    """A rank's samples of a batch. A part is the same set of samples however many ranks there are.
+    """Give a rank's samples of a batch. A part holds the same samples however many ranks there are.
 
     >>> [share(np.arange(11), 2, rank, 2).tolist() for rank in (0, 1)]
     [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9, 10]]

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,26 +10,27 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from mpd_agl.data import convert, mnist5k, registry
-from mpd_agl.data.load import CAMERA_SEED, Simulated, load_dataset
+from mpd_agl.data.arrays import check_array_set
+from mpd_agl.data.load import CAMERA_SEED, Simulated
 from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import DataSet
-from mpd_agl.data.types import FrameConfig
+from mpd_agl.data.registry import OfficialSet
+from mpd_agl.data.types import ArraySet, FrameConfig, LoadOptions
 from mpd_agl.errors import InputError
 
 COLUMNS, ROWS = 10, 6
 STRIPS, STEPS = 6, 10
+FRAMES = FrameConfig(num_steps=STEPS, slicing="time", mode="count", size=48)
 TEXT = 14  # pixels for a label
 
 
-def show(
-    name: str, out: Path, *, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
-) -> None:
+def show(name: str, out: Path, *, split: str, options: LoadOptions) -> None:
     """Write the picture; samples are spread evenly over the classes."""
     spec = registry.get(name)
-    if spec.kind == "images":
-        sheet = image_sheet(spec, split, data_dir, cache_dir, allow_partial)
+    if spec.kind == "events" and isinstance(spec, OfficialSet):
+        sheet = _recording_strips(spec, split, options)
     else:
-        sheet = event_strips(spec, split, data_dir, cache_dir, allow_partial)
+        data = check_array_set(spec.load(split, replace(options, frames=FRAMES)))
+        sheet = frame_strips(data) if data.x.ndim == 5 and data.x.shape[-1] == 2 else image_sheet(data)
     save(sheet, out)
 
 
@@ -64,28 +66,32 @@ def _label(draw: ImageDraw.ImageDraw, x: int, y: int, text: str, width: int) -> 
     draw.text((x, y), text, fill=(20, 20, 20))
 
 
-def image_sheet(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
-) -> Image.Image:
-    """Ten columns of images, each under its label."""
-    data = load_dataset(spec.name, split, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
-    scale = max(1, 84 // spec.shape[0])
-    side, chosen = spec.shape[0] * scale, pick(data.y, COLUMNS * ROWS)
-    cell_w, cell_h = side + 8, side + TEXT + 8
+def image_sheet(data: ArraySet) -> Image.Image:
+    """Ten columns of images, each under its label; of a sequence of frames the first."""
+    height, width, channels = data.x.shape[-3:]
+    scale = max(1, 84 // height)
+    chosen = pick(data.y, COLUMNS * ROWS)
+    cell_w, cell_h = width * scale + 8, height * scale + TEXT + 8
     sheet = Image.new("RGB", (COLUMNS * cell_w + 8, -(-len(chosen) // COLUMNS) * cell_h + 8), (255, 255, 255))
     draw = ImageDraw.Draw(sheet)
     for k, i in enumerate(chosen):
         x, y = 8 + k % COLUMNS * cell_w, 8 + k // COLUMNS * cell_h
-        image_HWC = np.asarray(data.x[i])
-        image = Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC)
-        _label(draw, x, y, data.classes[int(data.y[i])], side)
-        sheet.paste(image.convert("RGB").resize((side, side), Image.Resampling.NEAREST), (x, y + TEXT))
+        image_HWC = np.asarray(data.x[i] if data.x.ndim == 4 else data.x[i, 0])
+        image = Image.fromarray(image_HWC if channels == 3 else image_HWC[..., 0])
+        _label(draw, x, y, data.classes[int(data.y[i])], width * scale)
+        sheet.paste(
+            image.convert("RGB").resize((width * scale, height * scale), Image.Resampling.NEAREST), (x, y + TEXT)
+        )
     return sheet
 
 
-def event_strips(
-    spec: DataSet, split: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool
-) -> Image.Image:
+def frame_strips(data: ArraySet) -> Image.Image:
+    """One row of frames per sample."""
+    chosen = pick(data.y, STRIPS)
+    return draw_strips(np.asarray(data.x[chosen]), [data.classes[int(data.y[i])] for i in chosen])
+
+
+def _recording_strips(spec: OfficialSet, split: str, options: LoadOptions) -> Image.Image:
     """One row of frames per recording; only the recordings shown are read."""
     from mpd_agl.data.framing import build_frames
 
@@ -97,16 +103,13 @@ def event_strips(
             images_NHW=mnist5k.images()[index_N[chosen]], index_N=index_N[chosen], seed=CAMERA_SEED
         )
     else:
-        _, splits = convert.obtain_recordings(
-            spec, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=True
-        )
+        _, splits = convert.obtain_recordings(spec, options)
         recordings = splits.get(split) or splits["all"]
         labels_N, chosen = recordings.y_N, pick(recordings.y_N, STRIPS)
         read = recordings.take(np.array(chosen))
-    config = FrameConfig(num_steps=STEPS, slicing="time", mode="count", size=48)
     with tempfile.TemporaryDirectory() as scratch:
-        frames = build_frames(read, len(chosen), config, Path(scratch), key="show", progress=False)
-        frames_NTHWC = np.array(frames)  # a copy, before the folder goes
+        frames = build_frames(read, len(chosen), FRAMES, Path(scratch), key="show", progress=False)
+        frames_NTHWC = np.array(frames)  # a copy, because the folder is removed
         del frames
     return draw_strips(frames_NTHWC, [spec.classes[int(labels_N[i])] for i in chosen])
 
@@ -121,9 +124,8 @@ def draw_strips(frames_NTHWC: NDArray[np.uint8], labels: list[str]) -> Image.Ima
     for row in range(n):
         y = 8 + row * cell_h
         _label(draw, 8, y, labels[row], steps * cell_w)
-        top = max(
-            1.0, float(np.percentile(frames_NTHWC[row][frames_NTHWC[row] > 0], 95)) if frames_NTHWC[row].any() else 1.0
-        )
+        counts = frames_NTHWC[row][frames_NTHWC[row] > 0]
+        top = max(1.0, float(np.percentile(counts, 95))) if len(counts) else 1.0
         for t in range(steps):
             off_HW, on_HW = (np.clip(frames_NTHWC[row, t, ..., c] / top, 0, 1) for c in (0, 1))
             rgb = 255 * np.stack([1 - off_HW, 1 - np.maximum(off_HW, on_HW), 1 - on_HW], -1)

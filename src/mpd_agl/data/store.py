@@ -1,11 +1,12 @@
 """Image sets after their first conversion: one raw uint8 array per split, its labels and a header.
 
-    NAME-KEY/train/pixels.u8     images_NHWC, C order, memory-mapped when opened NAME-KEY/train/labels.i64
-    little-endian int64, one per image NAME-KEY/train/header.json   shape, sha256 of both files, classes, source,
-    whether the set is partial, the version that made it
+    NAME-KEY/train/pixels.u8     images_NHWC or frames_NTHWC, C order, memory-mapped when opened
+    NAME-KEY/train/labels.i64    little-endian int64, one per image
+    NAME-KEY/train/header.json   shape, sha256 of both files, classes, mean, std, source, whether the set is partial,
+                                 the version that made it
 
-A folder is written beside its place, synced and renamed: it is whole or it is not there. Opening checks header, sizes
-and labels; `verify` reads every pixel.
+A folder is written beside its place, synced and renamed, so it is either complete or not there. Opening checks the
+header, the sizes and the labels; `verify` reads every pixel.
 """
 
 import hashlib
@@ -33,7 +34,8 @@ BLOCK = 1024  # images read at a time
 class Pixels:
     """One split as a reader hands it on: labels at once, images in parts, each with its file's name."""
 
-    shape_NHWC: tuple[int, int, int, int]
+    shape: tuple[int, ...]
+    """Of the whole split: (N, H, W, C), or (N, T, H, W, C) for frames."""
     y_N: NDArray[np.int64]
     classes: tuple[str, ...]
     parts: Callable[[], Iterator[tuple[str, NDArray[np.uint8]]]]
@@ -74,16 +76,15 @@ def labels_digest(y_N: NDArray[np.int64]) -> str:
 
 def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -> Digest:
     """Read all images once: hash, counts per class, channel means and deviations. `sink` gets every byte."""
-    n, height, width, channels = pixels.shape_NHWC
+    n, channels = pixels.shape[0], pixels.shape[-1]
     whole, parts, seen = hashlib.sha256(), [], 0
     total_C, squares_C = np.zeros(channels), np.zeros(channels)
     values = np.arange(256, dtype=np.float64)
     for name, x_NHWC in _shown(pixels):
-        if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != (height, width, channels):
+        if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != pixels.shape[1:]:
             raise InputError(
                 f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
-                f"{(height, width, channels)}. "
-                "Get the official file."
+                f"{pixels.shape[1:]}. Get the official file."
             )
         x_NHWC = np.ascontiguousarray(x_NHWC)
         part, view = hashlib.sha256(), x_NHWC.reshape(-1).data
@@ -99,7 +100,7 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
             squares_C[c] += counts @ values**2
     if seen != n:
         raise InputError(f"{pixels.origin} gave {seen:,} images for {n:,} labels. Get the official files.")
-    per_pixel = max(1, n * height * width) * 255.0
+    per_pixel = max(1, math.prod(pixels.shape[:-1])) * 255.0
     mean_C = total_C / per_pixel
     std_C = np.sqrt(np.maximum(0.0, squares_C / (per_pixel * 255.0) - mean_C**2))
     return Digest(
@@ -114,8 +115,8 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
 
 
 def _shown(pixels: Pixels) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """The parts, with a bar for whoever waits."""
-    done, total = 0, pixels.shape_NHWC[0]
+    """The parts, with a progress bar on a terminal."""
+    done, total = 0, pixels.shape[0]
     with progress(Path(pixels.origin).name, total) as report:
         for name, x_NHWC in pixels.parts():
             yield name, x_NHWC
@@ -126,7 +127,7 @@ def _shown(pixels: Pixels) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 def write(
     root: Path, splits: dict[str, Pixels], check: Callable[[str, Pixels, Digest], None], extra: dict[str, Any]
 ) -> dict[str, Digest]:
-    """Convert all splits into the new folder `root`. `check` may refuse a split by its digest: then nothing stays."""
+    """Convert all splits into the new folder `root`. When `check` refuses a split by its digest, nothing is kept."""
     digests: dict[str, Digest] = {}
     with new_folder(root) as scratch:
         for split, pixels in splits.items():
@@ -142,11 +143,13 @@ def write(
             header = {
                 "format": FORMAT,
                 "split": split,
-                "shape": list(pixels.shape_NHWC),
+                "shape": list(pixels.shape),
                 "dtype": "uint8",
                 "sha256": found.sha256,
                 "labels_sha256": found.labels_sha256,
                 "classes": list(pixels.classes),
+                "mean": list(found.mean),
+                "std": list(found.std),
                 "made_by": f"mpd-agl {__version__}",
                 **extra,
             }
@@ -168,7 +171,7 @@ def open_split(root: Path, split: str) -> Stored:
     try:
         header = json.loads((folder / "header.json").read_text(encoding="utf-8"))
         shape = tuple(int(n) for n in header["shape"])
-        if header["format"] != FORMAT or header["dtype"] != "uint8" or len(shape) != 4 or min(shape) < 1:
+        if header["format"] != FORMAT or header["dtype"] != "uint8" or len(shape) not in (4, 5) or min(shape) < 1:
             raise ValueError("another format")
         classes = tuple(str(c) for c in header["classes"])
         size, labels = (folder / "pixels.u8").stat().st_size, (folder / "labels.i64").read_bytes()
@@ -193,9 +196,8 @@ def as_pixels(stored: Stored) -> Pixels:
         for start in range(0, len(stored.y_N), BLOCK):
             yield str(stored.folder / "pixels.u8"), np.asarray(stored.x_NHWC[start : start + BLOCK])
 
-    n, h, w, c = stored.x_NHWC.shape
     return Pixels(
-        shape_NHWC=(n, h, w, c),
+        shape=stored.x_NHWC.shape,
         y_N=stored.y_N,
         classes=tuple(stored.header["classes"]),
         parts=parts,

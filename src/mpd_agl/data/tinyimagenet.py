@@ -6,19 +6,16 @@ Classes are the 200 WordNet ids in sorted order. Images are ordered by class and
 
 import hashlib
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from mpd_agl.data.images import file_parts, opened
 from mpd_agl.data.store import Pixels
 from mpd_agl.errors import InputError
 
 SIDE = 64
-PART = 500  # images per part: one class of the complete training set
 FOLDER = "tiny-imagenet-200"
 _WNID = re.compile(r"n\d{8}")
 
@@ -29,7 +26,7 @@ def find(folder: Path) -> Path | None:
 
 
 def markers(place: Path) -> list[Path]:
-    """Files and folders whose times change when the set does: 203 entries instead of 110,000."""
+    """Files and folders whose times change when the set does. These are 203 entries instead of 110,000 files."""
     return [
         place / "wnids.txt",
         place / "val" / "val_annotations.txt",
@@ -106,25 +103,18 @@ def _validation(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixe
 
 
 def _pixels(paths: list[Path], labels: list[int], classes: tuple[str, ...], origin: str) -> Pixels:
-    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        # Decoding releases the interpreter lock, so threads share the work.
-        with ThreadPoolExecutor() as pool:
-            for start in range(0, len(paths), PART):
-                group = paths[start : start + PART]
-                yield str(group[0].parent), np.stack(list(pool.map(read_jpeg, group)))
-
     def encoded_sha256() -> str:
-        # Two JPEG decoders may differ by one grey level, so the files are what a hash can vouch for.
+        # Two JPEG decoders may differ by one grey level, so the hash is over the files and not over the pixels.
         whole = hashlib.sha256()
         for path in paths:
             whole.update(path.read_bytes())
         return whole.hexdigest()
 
     return Pixels(
-        shape_NHWC=(len(paths), SIDE, SIDE, 3),
+        shape=(len(paths), SIDE, SIDE, 3),
         y_N=np.array(labels, np.int64),
         classes=classes,
-        parts=parts,
+        parts=file_parts(paths, read_jpeg),
         origin=origin,
         encoded_sha256=encoded_sha256,
     )
@@ -132,18 +122,10 @@ def _pixels(paths: list[Path], labels: list[int], classes: tuple[str, ...], orig
 
 def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
     """Decode one image to RGB; greyscale becomes three equal channels, another size or mode is an error."""
-    try:
-        with Image.open(path, formats=["JPEG"]) as image:
-            if image.size != (side, side) or image.mode not in ("RGB", "L"):
-                raise InputError(
-                    f"{path} is a {image.mode} image of {image.width}x{image.height} pixels, expected RGB or "
-                    f"greyscale {side}x{side}. "
-                    "Get the official archive again."
-                )
-            return np.asarray(image.convert("RGB"))
-    except InputError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(
-            f"{path} is no readable JPEG image ({str(error)[:80]}). Get the official archive again."
-        ) from error
+    with opened(path, formats=("JPEG",)) as image:
+        if image.size != (side, side) or image.mode not in ("RGB", "L"):
+            raise InputError(
+                f"{path} is a {image.mode} image of {image.width}x{image.height} pixels, expected RGB or "
+                f"greyscale {side}x{side}. Get the official archive again."
+            )
+        return np.asarray(image.convert("RGB"))

@@ -1,22 +1,26 @@
-"""What data is, once it is read: one uint8 array per split, or a stream of events.
+"""What data is once it is read, and what a data set must give.
 
-Shapes: N samples, T frames, H height, W width, C channels, E events. Arrays are channels-last on disk, so a batch becomes a
-channels_last tensor without a copy.
+Shapes: N samples, T frames, H height, W width, C channels, E events. Arrays are channels-last on disk, so a batch
+becomes a channels_last tensor without a copy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySet:
     """One split of a data set, ready to train on: `x` is uint8 images_NHWC or event frames_NTHWC, often memory-mapped.
 
-    `provenance` holds what a run record must say about the data: source, sha256 of the decoded pixels, whether the set is partial and,
-    for events, frame mode, slicing, split rule and split hash.
+    `provenance` holds what a run record must say about the data: source, sha256 of the decoded pixels, whether the set
+    is partial and, for events, frame mode, slicing, split rule and split hash.
     """
 
     name: str
@@ -59,3 +63,71 @@ class FrameConfig:
     """`count`: events per pixel (saturating at 255); `binary`: 1 where there was any."""
     size: int = 48
     """Height and width of the frames after resizing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What a caller may ask of a data set besides the split. A set follows the fields that concern it."""
+
+    data_dir: Path | None = None
+    """The user's folder or file; None means the cache or a download."""
+    cache_dir: Path | None = None
+    """Where converted sets are kept; None means the default place (`sources.cache_root`)."""
+    allow_partial: bool = False
+    """Take a part of the official set as well."""
+    frames: FrameConfig = FrameConfig()
+    """How recordings become frames."""
+    split_rule: str = "per-class-90-10"
+    """Which samples train and which test, where the set itself does not say (see `splits`)."""
+    split_seed: int = 0
+    download: bool = True
+    """Fetch what is not there."""
+    image_size: int = 0
+    """Height and width of the images of a folder; 0: their own if all are equal squares of at most 64, else 32."""
+    colour: str = "auto"
+    """`rgb`, `grey`, or `auto`: grey if every image of a folder is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set: what is known before a file is read, and how to read it.
+
+    A data set of your own is one of these with a `read` function, or a subclass with its own `load`. Pass it to
+    `load_dataset`, or register it under its name with `register_dataset`.
+
+        def read(split: str, options: LoadOptions) -> ArraySet:
+            x, y = my_files(options.data_dir, split)
+            return as_array_set((x, y), name="mine", split=split, classes=("cat", "dog"))
+
+        register_dataset(DataSet(name="mine", classes=("cat", "dog"), shape=(32, 32, 3), read=read))
+    """
+
+    name: str
+    title: str = ""
+    """What people call it; empty: the name."""
+    kind: str = "images"
+    """`images`, or `events` for recordings that become frames."""
+    shape: tuple[int, int, int] = (0, 0, 0)
+    """Height, width, channels of an image, or of the sensor with two polarities; zeros where only the files tell."""
+    classes: tuple[str, ...] = ()
+    """Empty where the names are read from the files."""
+    num_classes: int = 0
+    """0: as many as `classes`."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Samples per split; `all` where there is no official split; empty where only the files tell."""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Per channel, of x/255; empty where they are measured on the training split."""
+    licence: str = ""
+    read: Callable[[str, LoadOptions], ArraySet] | None = None
+    """Gives a split (`train` or `test`)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+        object.__setattr__(self, "num_classes", self.num_classes or len(self.classes))
+
+    def load(self, split: str, options: LoadOptions) -> ArraySet:
+        """Read a split."""
+        if self.read is None:
+            raise TypeError(f"data set {self.name!r} needs a `read` function or a `load` method of its own")
+        return self.read(split, options)
