@@ -104,7 +104,7 @@ def test_deeptage_width_from_the_potentials():
     sigma_T = (v_T - 0.5).flatten(1).norm(dim=1)
     want = 0.25 * sigma_T / sigma_T[0] + 0.75
     assert block.kappa(3, x_SNC=x).tolist() == pytest.approx(want.tolist(), rel=1e-5)
-    assert block.neuron.surrogate == "arctan-peak"
+    assert block.neuron.surrogate.name == "arctan-peak"
 
 
 def test_two_currents_before_one_neuron_add_their_variances():
@@ -122,7 +122,7 @@ def test_non_positive_gamma_bar_warns_once_and_trains_on():
     with torch.no_grad():
         block.norm.weight.fill_(-0.4)
     images = torch.randn(1, 4, 3, 8, 8)
-    with pytest.warns(UserWarning, match=r"gamma_bar of a tdBN layer is -0.4, .*\|gamma_bar\| is used"):
+    with pytest.warns(UserWarning, match=r"gamma_bar of a norm is -0.4, .*\|gamma_bar\| is used"):
         out = block(images, num_steps=2)
     block(images, num_steps=2)  # says it once
     out.sum().backward()
@@ -181,7 +181,7 @@ def test_running_statistics_are_torchs():
     s_TNC = torch.rand(2, 4, 3, 8, 8)
     for _ in range(3):
         block(s_TNC)
-        bn(block.conv(s_TNC.flatten(0, 1)))
+        bn(block.synapse(s_TNC.flatten(0, 1)))
     torch.testing.assert_close(block.norm.running_mean, bn.running_mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(block.norm.running_var, bn.running_var, rtol=1e-6, atol=1e-6)
     assert block.norm.num_batches_tracked == 3
@@ -269,7 +269,7 @@ def test_fold_gives_the_same_spikes():
             lambda: conv_block("deeptage", surrogate="sigmoid"),
             "has its own surrogate 'arctan-peak', got surrogate='sigmoid'",
         ),
-        (lambda: SpikingBlock(nn.ReLU()), "synapses must be nn.Conv2d or nn.Linear, got ReLU"),
+        (lambda: SpikingBlock(nn.ReLU()), "a synapse must be nn.Conv2d or nn.Linear, got ReLU"),
         (
             lambda: conv_block()(torch.randn(4, 3, 8, 8)),
             r"takes \(4, N, 3, H, W\).* got \(4, 3, 8, 8\). .*unsqueeze\(0\)",

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from mpd_agl.analysis import Monitor
 from mpd_agl.kernels import ActiveLists, backends_here
 from mpd_agl.models import create_model
-from mpd_agl.nn import SpikingBlock, event_layers, synapses
+from mpd_agl.nn import event_conv, event_layers
 
 NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -74,7 +74,6 @@ def test_a_monitor_sees_one_pass_and_keeps_nothing():
         monitor = Monitor(net, every=1)
         x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
         F.cross_entropy(net(x).mean(0), torch.arange(4)).backward()
-        assert monitor._seen == {}
         snapshots.append(monitor.step())
     assert snapshots[0] == snapshots[1]
 
@@ -90,8 +89,8 @@ def test_evaluation_is_the_plain_call():
 @NATIVE
 def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
     """A clock by which event and dense win in turns: a choice that changes between the passes would be an error."""
-    clock = itertools.cycle([2.0, 1.0] * (6 * synapses.TRIES) + [1.0, 2.0] * (6 * synapses.TRIES))  # 6 layers
-    monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(clock))[1])
+    clock = itertools.cycle([2.0, 1.0] * (6 * event_conv.TRIES) + [1.0, 2.0] * (6 * event_conv.TRIES))  # 6 layers
+    monkeypatch.setattr(event_conv, "_ms", lambda run: (run(), next(clock))[1])
     net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="auto").train()
     layers = event_layers(net).values()
     for layer in layers:
@@ -109,35 +108,20 @@ def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
 
 
 @NATIVE
-def test_neurons_list_their_spikes_in_every_step_but_the_first():
-    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="event").train()
-    blocks = [m for m in net.modules() if isinstance(m, SpikingBlock)]
-    listed = []
-    for _ in range(3):
-        loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
-        listed.append([block._lists_events for block in blocks])
-        loss.backward()
-    assert not any(listed[0])
-    assert any(listed[1])
-    assert listed[1] == listed[2]
-
-
-@NATIVE
-def test_a_recomputed_part_keeps_the_active_lists_of_its_input_alone():
+def test_a_recomputed_part_keeps_no_active_lists():
     found = {}
     for recompute in (False, True):
         net = create_model("resnet19", width_mult=0.125, image_size=16, recompute=recompute, conv_impl="event").train()
-        for _ in range(2):  # scanned, then listed by the neurons
-            made = []
-            original = ActiveLists.__init__
+        made = []
+        original = ActiveLists.__init__
 
-            def noted(self, *a, original=original, made=made):
-                original(self, *a)
-                made.append(weakref.ref(self.index))
+        def noted(self, *a, original=original, made=made):
+            original(self, *a)
+            made.append(weakref.ref(self.index))
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ActiveLists, "__init__", noted)
-                loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
-            found.setdefault(recompute, []).append(sum(r() is not None for r in made))
-            loss.backward()
-    assert found == {False: [16, 16], True: [8, 8]}  # those of the inputs of the 8 parts
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ActiveLists, "__init__", noted)
+            loss = F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4))
+        found[recompute] = sum(r() is not None for r in made)
+        loss.backward()
+    assert found == {False: 18, True: 0}  # 16 convolutions of the blocks, 2 of the shortcuts

@@ -4,6 +4,7 @@ A snapshot is taken from the forward pass of every `every`-th step: firing rates
 kappa, and the measured moments of current and potential beside those that Theorems 1 and 2 predict.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from mpd_agl import kernels
 from mpd_agl.analysis.histogram import Histogram, histogram
 from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError
-from mpd_agl.nn import Current, SpikingBlock, predicted_moments
+from mpd_agl.nn import Neuron, Pass, SpikingBlock, predicted
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Monitor:
         self.every, self.steps, self.detail = every, 0, detail
         self.history: list[Snapshot] = []
         self._layers: dict[str, LayerSnapshot] = {}
-        self._seen: dict[SpikingBlock, dict[str, Any]] = {}
         self._handles: list[Any] = []
+        self._watched: list[tuple[Neuron, Callable[[Pass], None]]] = []
         blocks = {n: m for n, m in net.named_modules() if isinstance(m, SpikingBlock)}
         if not blocks:
             raise InputError("Monitor found no SpikingBlock in this network. Build it from mpd_agl.nn.SpikingBlock.")
@@ -118,57 +119,50 @@ class Monitor:
         """Detach from the network."""
         for handle in self._handles:
             handle.remove()
+        for neuron, watcher in self._watched:
+            neuron.watchers.remove(watcher)
         self._handles.clear()
+        self._watched.clear()
 
     def _attach(self, name: str, block: SpikingBlock) -> None:
-        def synapses_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self.active and not block.repeating:
-                self._seen[block] = {"input": inputs[0].detach(), "output": output.detach()}
+        inputs: list[Tensor] = []
 
-        def neuron_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self.active and block in self._seen:
-                self._seen[block]["current"] = inputs[0].detach()
+        def synapse_ran(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            inputs[:] = [args[0].detach()] if self.active and not block.repeating else []
 
-        def block_ran(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
-            if self.active and block in self._seen:
-                self._layers[name] = _look(block, self._seen.pop(block), output.shape, options.get("add"), self.detail)
+        def neuron_ran(seen: Pass) -> None:
+            if self.active and inputs:
+                self._layers[name] = _look(block, inputs.pop(), seen, self.detail)
 
-        self._handles += [
-            block.synapse.register_forward_hook(synapses_ran),
-            block.neuron.register_forward_hook(neuron_ran),
-            block.register_forward_hook(block_ran, with_kwargs=True),
-        ]
+        neuron = block.neuron
+        neuron.watchers.append(neuron_ran)
+        self._handles.append(block.synapse.register_forward_pre_hook(synapse_ran))
+        self._watched.append((neuron, neuron_ran))
 
 
 @torch.no_grad()
-def _look(
-    block: SpikingBlock, seen: dict[str, Any], shape: torch.Size, add: Current | None, detail: bool
-) -> LayerSnapshot:
-    T, N = shape[:2]
-    y = seen["output"]
-    x_SNC = y.view(y.shape[0] // N, N, *y.shape[1:])
-    kappa_T = block.kappa(T, add=add, x_SNC=x_SNC)
-    if "current" in seen:  # the neuron was handed a current: a sum of two, or a folded network's
-        x_SNC = seen["current"]
-        zero_C, one_C = x_SNC.new_zeros(x_SNC.shape[2]), x_SNC.new_ones(x_SNC.shape[2])
-        to_current = zero_C, one_C, zero_C
+def _look(block: SpikingBlock, s_in: Tensor, seen: Pass, detail: bool) -> LayerSnapshot:
+    neuron, x_SNC, kappa_T = block.neuron, seen.x_SNC.detach(), seen.kappa_T.detach()
+    T, N, C = kappa_T.shape[0], x_SNC.shape[1], x_SNC.shape[2]
+    zero_C, one_C = x_SNC.new_zeros(C), x_SNC.new_ones(C)
+    to_current = seen.current_map or (zero_C, one_C, zero_C)
+    if seen.v_TNC is None:
+        sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed())
     else:
-        to_current = block.current_map(x_SNC)
-    neuron = block.neuron
-    sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend)
-    sizes = [shape.numel() // T, float(torch.count_nonzero(seen["input"])), seen["input"].numel()]
+        sums_T6 = _sums(seen.v_TNC, x_SNC, kappa_T, neuron.v_th)
+    sizes = [x_SNC[0].numel(), float(torch.count_nonzero(s_in)), s_in.numel()]
     if block.training and neuron.replicas is not None:  # other processes hold parts of this batch
         sums_T6, sizes = _all_parts(sums_T6, sizes, neuron.replicas)
     count, active, inputs = sizes
     means_T6 = sums_T6 / count
-    norms = block.norms(add)
-    gamma_C = torch.cat([n.weight for n in norms]) if norms else torch.ones(1)
-    beta_C = torch.cat([n.bias for n in norms]) if norms else torch.zeros(1)
+    affines = block.affines()
+    gamma_C = torch.cat([a.gamma_C for a in affines]) if affines else torch.ones(1)
+    beta_C = torch.cat([a.beta_C for a in affines]) if affines else torch.zeros(1)
     input_mean, input_square = means_T6[:, 4].mean(), means_T6[:, 5].mean()
     moments: dict[Moments, tuple[list[float], list[float]]] = {"paper": ([], []), "exact": ([], [])}
     for kind in moments:
-        if norms:
-            mean_T, std_T = predicted_moments(norms, block.neuron, T, kind)
+        if affines:
+            mean_T, std_T = predicted(affines, neuron.tau, T, kind)
             moments[kind] = (mean_T.tolist(), std_T.square().tolist())
     return LayerSnapshot(
         rate_T=means_T6[:, 0].tolist(),
@@ -183,7 +177,7 @@ def _look(
         input_mean=float(input_mean),
         input_var=float(input_square - input_mean**2),
         rate_in=active / inputs,
-        tau=float(block.neuron.tau),
+        tau=float(neuron.tau.mean()),
         gamma_bar=float(gamma_C.mean()),
         gamma_rms=float(gamma_C.square().mean().sqrt()),
         beta_bar=float(beta_C.mean()),
@@ -195,6 +189,15 @@ def _look(
         if detail and N
         else None,
     )
+
+
+def _sums(v_TNC: Tensor, i_SNC: Tensor, kappa_T: Tensor, v_th: Tensor | float) -> Tensor:
+    """What `kernels.probe` gives, from potentials at hand."""
+    v_TM, i_TM = v_TNC.double().flatten(1), i_SNC.expand_as(v_TNC).double().flatten(1)
+    u_TM = v_TM - v_th
+    near_TM = u_TM.abs() < kappa_T.double()[:, None] / 2
+    rows = ((u_TM >= 0).double(), near_TM.double(), v_TM, v_TM * v_TM, i_TM, i_TM * i_TM)
+    return torch.stack([row.sum(1) for row in rows], 1)
 
 
 def _all_parts(sums_T6: Tensor, sizes: list[float], replicas: kernels.Replicas) -> tuple[Tensor, list[float]]:

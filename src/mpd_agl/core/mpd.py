@@ -9,6 +9,7 @@ from torch import Tensor
 from mpd_agl.errors import unknown_name
 
 Moments = Literal["paper", "exact"]
+Leak = Literal["two", "full"]
 
 KAPPA_MIN = 0.1
 """Smallest width, as a multiple of v_th: Eq. 7 gives 0 at gamma_bar = 0, and a surrogate of width 0 has no finite height."""
@@ -39,19 +40,29 @@ def input_moments(
     raise unknown_name("moments", moments, ("paper", "exact"))
 
 
-def potential_moments(mean: Tensor, std: Tensor, tau: Tensor | float, num_steps: int) -> tuple[Tensor, Tensor]:
+def potential_moments(
+    mean: Tensor, std: Tensor, tau: Tensor | float, num_steps: int, *, leak: Leak = "two"
+) -> tuple[Tensor, Tensor]:
     """Theorem 2: mean_T and std_T of the membrane potential, from those of the pre-synaptic input.
 
-    t = 1: the input's own; t > 1: `N((1 + tau) mean, (1 + tau^2) std^2)`. Two terms of the leak sum, and no reset: an approximation.
+    `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1:
+    `N((1 + tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t) std^2` with
+    `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std. Neither knows the reset, and both
+    take the inputs of different steps as independent: approximations.
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
+    if leak == "full":
+        exponents_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
+        return tau.pow(exponents_T).cumsum(0) * mean, (tau * tau).pow(exponents_T).cumsum(0).sqrt() * std
+    if leak != "two":
+        raise unknown_name("leak", leak, ("two", "full"))
     later = num_steps - 1
     mean_T = torch.cat([mean.reshape(1), ((1 + tau) * mean).reshape(1).expand(later)])
     std_T = torch.cat([std.reshape(1), (torch.sqrt(1 + tau * tau) * std).reshape(1).expand(later)])
     return mean_T, std_T
 
 
-def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
+def mpd_width(std_T: Tensor, *, v_th: Tensor | float = 0.5) -> Tensor:
     """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
 
     >>> mean_T, std_T = potential_moments(*input_moments(torch.ones(8), torch.zeros(8)), tau=0.2, num_steps=3)
@@ -61,18 +72,18 @@ def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
     return torch.clamp(2 * std_T, min=KAPPA_MIN * v_th)
 
 
-def lsg_width(tau: Tensor, num_steps: int, *, v_th: float = 0.5) -> Tensor:
+def lsg_width(tau: Tensor, num_steps: int, *, v_th: Tensor | float = 0.5) -> Tensor:
     """LSG (Lian et al. 2023): `kappa = 2 v_th sqrt(1 + tau^2)`, the same at every step."""
     return (2 * v_th * torch.sqrt(1 + tau * tau)).reshape(1).expand(num_steps)
 
 
-def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: float = 0.5, share: float = 0.4772) -> Tensor:
+def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5, share: float = 0.4772) -> Tensor:
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's normal.
 
     Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma = 1, beta = 0 and
     v_th = 0.5 the default share gives kappa_1 = 1.
     """
-    low, high = torch.full_like(std_T, 0.4 * v_th), torch.full_like(std_T, 8 * v_th)
+    low, high = torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
     offset = v_th - mean_T
     for _ in range(24):  # 24 halvings of 3.8: 2e-7

@@ -1,7 +1,16 @@
 """The networks of the paper and their iso-architecture ANNs, behind one registry."""
 
 from mpd_agl.models.base import Network, NetworkOptions
-from mpd_agl.models.registry import MODELS, create_model, list_models
+from mpd_agl.models.registry import MODELS, create_model, list_models, register_model
 from mpd_agl.models.weights import load_weights, save_weights
 
-__all__ = ["MODELS", "Network", "NetworkOptions", "create_model", "list_models", "load_weights", "save_weights"]
+__all__ = [
+    "MODELS",
+    "Network",
+    "NetworkOptions",
+    "create_model",
+    "list_models",
+    "load_weights",
+    "register_model",
+    "save_weights",
+]

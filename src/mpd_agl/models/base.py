@@ -8,10 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
-from mpd_agl.nn import CONV_IMPLS, AnnBlock, Current, EventConv2d, EventLinear, Readout, SpikingBlock, TdBatchNorm
-from mpd_agl.nn.recompute import recompute, run
+from mpd_agl.nn import (
+    CONV_IMPLS,
+    AnnBlock,
+    Current,
+    EventConv2d,
+    EventLinear,
+    Method,
+    Readout,
+    SpikingBlock,
+    TdBatchNorm,
+)
+from mpd_agl.nn.recomputing import recompute, run
 
 Layer = SpikingBlock | AnnBlock
 
@@ -23,12 +34,12 @@ class NetworkOptions:
     num_classes: int = 10
     num_steps: int = 2
     """T. Images are shown T times (the stem once); frames must come as T."""
-    method: str = "mpd-agl"
+    method: str | Method = "mpd-agl"
     in_channels: int = 3
     image_size: int = 32
     width_mult: float = 1.0
     """Multiplies every layer's channels."""
-    surrogate: str | None = None
+    surrogate: str | Surrogate | None = None
     """Shape of the surrogate; None: the method's own, or rectangular."""
     v_th: float = 0.5
     tau: float = 0.2
@@ -62,10 +73,6 @@ class NetworkOptions:
             raise unknown_name("block", self.block, ("sew", "zheng"))
         if self.conv_impl not in CONV_IMPLS:
             raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
-        if self.block == "zheng" and self.method == "deeptage":
-            raise InputError(
-                "method 'deeptage' takes its width from the potentials of one current, got block='zheng', which adds two. Use sew."
-            )
 
     def channels(self, count: int) -> int:
         """A layer's channels at this width, at least 1."""
@@ -100,9 +107,9 @@ class Network(nn.Module):
 
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""
-        return self.block(self.synapses(in_channels, out_channels, kernel, stride))
+        return self.block(self.synapse(in_channels, out_channels, kernel, stride))
 
-    def synapses(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+    def synapse(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
         """The convolution itself, in channels_last memory."""
         how = self.options.conv_impl
         first = next(self.children(), None) is None  # its input is an image
@@ -126,13 +133,14 @@ class Network(nn.Module):
             return self.block(nn.Linear(in_features, out_features, bias=False))
         return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
 
-    def block(self, synapses: nn.Module, alpha: float | None = None) -> Layer:
-        """EventLayer with norm and neuron, or with batch norm and ReLU in an ANN."""
+    def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
+        """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the neuron."""
         o = self.options
         if o.ann:
-            return AnnBlock(synapses)
+            return AnnBlock(synapse)
         return SpikingBlock(
-            synapses,
+            synapse,
+            currents=currents,
             method=o.method,
             surrogate=o.surrogate,
             v_th=o.v_th,
@@ -142,9 +150,9 @@ class Network(nn.Module):
             backend=o.backend,
         )
 
-    def current(self, synapses: nn.Conv2d | None, channels: int, alpha: float) -> Current:
+    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float) -> Current:
         """A normalised current without a neuron."""
-        return Current(synapses, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
+        return Current(synapse, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
 
     def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
         """Parts of the network in order, computed again in the backward pass where the options ask for it."""
@@ -156,7 +164,9 @@ class Network(nn.Module):
         """logits_TNK."""
         x_SNCHW = self.check(x)
         T = self.num_steps if not self.options.ann else x_SNCHW.shape[0]
-        return self.run(x_SNCHW, T)
+        logits_TNK = self.run(x_SNCHW, T)
+        # On a GPU nobody waits to look at the input: a NaN or Inf in it makes the logits NaN.
+        return logits_TNK if x.device.type == "cpu" else logits_TNK + 0 * x_SNCHW.sum()
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
         """The network itself; S = 1 stands for T equal inputs."""
@@ -182,22 +192,19 @@ class Network(nn.Module):
                 f"{self.name} runs {T} timesteps, got frames of {x.shape[0]}: {tuple(x.shape)}. "
                 "Frames are time-major, (T, N, C, H, W); set net.num_steps to use another T."
             )
-        part = (
-            self.training and self.replicas is not None
-        )  # of a batch: it may be empty, and tdBN sees NaN on all sides
+        # One process's part of a shared batch may be empty or a single sample.
+        part = self.training and self.replicas is not None
         if x.shape[-4] < 1 and not part:
             raise InputError(f"{self.name} takes at least one sample, got an empty batch: {tuple(x.shape)}.")
-        if self.training and not part and not torch.compiler.is_compiling():
-            if x.shape[-4] < 2:
-                raise InputError(
-                    "training needs a batch of at least 2 for its batch statistics, got 1. "
-                    "Use a larger batch, or net.eval() for inference."
-                )
-            if not torch.isfinite(x.sum()):
-                bad = int((~torch.isfinite(x)).sum())
-                raise InputError(
-                    f"the input of a training step holds {bad} NaN or Inf values. Check the data and its normalisation."
-                )
+        if self.training and not part and x.shape[-4] < 2:
+            raise InputError(
+                "training needs a batch of at least 2 for its batch statistics, got 1. "
+                "Use a larger batch, or net.eval() for inference."
+            )
+        # A spike hides a NaN, so the input is looked at. Elsewhere than on a CPU that would wait for the device: see `forward`.
+        if x.device.type == "cpu" and not part and not torch.compiler.is_compiling() and not torch.isfinite(x.sum()):
+            bad = int((~torch.isfinite(x)).sum())
+            raise InputError(f"the input holds {bad} NaN or Inf values. Check the data and its normalisation.")
         if x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
         x_NCHW = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)

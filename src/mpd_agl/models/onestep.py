@@ -5,14 +5,14 @@ potentials of every neuron layer come as an argument and go back as a result. Fo
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
-from mpd_agl.nn import Current, SpikingBlock
+from mpd_agl.nn import SpikingBlock
 
 Potentials = tuple[Tensor, ...]
 """v_NC of every neuron layer, in the order in which they run; before reset, as Eq. 2 needs them."""
@@ -46,7 +46,7 @@ class _StepBlock(nn.Module):
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
-        self.synapse, self.v_th = block.synapse, block.neuron.v_th
+        self.synapse, self.currents, self.v_th = block.synapse, block.currents, block.neuron.v_th
         self.register_buffer("tau", block.neuron.tau.detach().clone())
         self.walk: _Walk | None = None
 
@@ -56,14 +56,13 @@ class _StepBlock(nn.Module):
         num_steps: int | None = None,
         *,
         residual: Tensor | None = None,
-        add: Current | None = None,
-        add_from: Tensor | None = None,
+        current_inputs: Sequence[Tensor] = (),
     ) -> Tensor:
         """Spikes of this step."""
         assert self.walk is not None
         i_NC: Tensor = self.synapse(s_1NC[0])
-        if add is not None and add_from is not None:
-            i_NC = i_NC + add(add_from)[0]
+        for current, added_1NC in zip(self.currents, current_inputs, strict=True):
+            i_NC = i_NC + current(added_1NC)[0]
         assert isinstance(self.tau, Tensor)
         s_1NC = self.walk.step(i_NC, self.tau, self.v_th).unsqueeze(0)
         return s_1NC if residual is None else s_1NC + residual

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from mpd_agl.errors import unknown_name
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import resnet, vgg
 from mpd_agl.models.base import Network, NetworkOptions
+from mpd_agl.plugins import load_plugins
 
 
 class Entry(NamedTuple):
@@ -32,6 +33,27 @@ MODELS: dict[str, Entry] = {
 }
 
 
+def register_model(
+    name: str, build: Callable[[NetworkOptions], Network], *, defaults: dict[str, Any] | None = None, about: str = ""
+) -> None:
+    """Let `create_model` and every command take a network of your own by its name; `build(options)` makes it.
+
+    `defaults` are options where they differ from `NetworkOptions`, for example `{"in_channels": 2}`.
+    """
+    entry = Entry(build, defaults or {}, about)
+    if MODELS.setdefault(name, entry) is not entry:
+        raise InputError(f"there is a network {name!r} already. Give yours another name.")
+
+
+def get_model(name: str) -> Entry:
+    """The network of that name."""
+    if name not in MODELS:
+        load_plugins()
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name]
+
+
 def list_models() -> list[str]:
     """Names that `create_model` takes.
 
@@ -42,7 +64,7 @@ def list_models() -> list[str]:
 
 
 def create_model(name: str, **options: Any) -> Network:
-    """Build a network: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`, `width` and the rest of `NetworkOptions`.
+    """Build a network from `NetworkOptions`: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`, `width_mult` and the rest.
 
     What is not given is the default of the data that the network was made for.
 
@@ -51,11 +73,9 @@ def create_model(name: str, **options: Any) -> Network:
     >>> net(torch.randn(4, 3, 32, 32)).shape
     torch.Size([2, 4, 10])
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    entry = get_model(name)
     known = [f.name for f in fields(NetworkOptions)]
     for option in options:
         if option not in known:
             raise unknown_name("model option", option, known)
-    entry = MODELS[name]
     return entry.build(NetworkOptions(**(entry.defaults | options)))

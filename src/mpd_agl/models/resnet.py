@@ -9,7 +9,6 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from mpd_agl.models.base import Network, NetworkOptions, readout
-from mpd_agl.nn import SpikingBlock
 
 
 class SewBlock(nn.Module):
@@ -23,9 +22,9 @@ class SewBlock(nn.Module):
         self.shortcut = net.conv(in_channels, out_channels, kernel=1, stride=stride) if changes else None
 
     def forward(self, s_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
-        """Spike counts; the input has all its steps, so `num_steps` says nothing new."""
-        shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW)
-        out: Tensor = self.conv2(self.conv1(s_TNCHW), residual=shortcut)
+        """Spike counts."""
+        shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW, num_steps)
+        out: Tensor = self.conv2(self.conv1(s_TNCHW, num_steps), num_steps, residual=shortcut)
         return out
 
 
@@ -39,16 +38,14 @@ class ZhengBlock(nn.Module):
         super().__init__()
         alpha = net.options.alpha / math.sqrt(2)
         self.conv1 = net.conv(in_channels, out_channels, stride=stride)
-        conv2 = net.block(net.synapses(out_channels, out_channels), alpha)
-        assert isinstance(conv2, SpikingBlock)
-        self.conv2 = conv2
+        synapse = net.synapse(out_channels, out_channels)
         changes = stride != 1 or in_channels != out_channels
-        synapses = net.synapses(in_channels, out_channels, kernel=1, stride=stride) if changes else None
-        self.shortcut = net.current(synapses, out_channels, alpha)
+        shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride) if changes else None
+        self.conv2 = net.block(synapse, alpha, currents=[net.current(shortcut, out_channels, alpha)])
 
     def forward(self, s_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
-        """Spikes, 0 or 1; the input has all its steps."""
-        out: Tensor = self.conv2(self.conv1(s_TNCHW), add=self.shortcut, add_from=s_TNCHW)
+        """Spikes, 0 or 1."""
+        out: Tensor = self.conv2(self.conv1(s_TNCHW, num_steps), num_steps, current_inputs=[s_TNCHW])
         return out
 
 
@@ -85,7 +82,7 @@ class ResNet(Network):
                 s_TNCHW = self.stage([block], s_TNCHW, num_steps)
         s_TNF = s_TNCHW.mean((3, 4))
         if self.fc1 is not None:
-            s_TNF = self.fc1(s_TNF)
+            s_TNF = self.fc1(s_TNF, num_steps)
         logits_TNK: Tensor = self.readout(s_TNF)
         return logits_TNK
 

@@ -66,7 +66,7 @@ class ConvNet(Network):
             s_TNCHW = self.stage(parts, s_TNCHW, num_steps)
         s_TNF: Tensor = s_TNCHW.mean((3, 4)) if self.average else s_TNCHW.flatten(2)
         for h in range(1, self.num_hidden + 1):
-            s_TNF = self.get_submodule(f"fc{h}")(s_TNF)
+            s_TNF = self.get_submodule(f"fc{h}")(s_TNF, num_steps)
         logits_TNK: Tensor = self.readout(s_TNF)
         return logits_TNK
 

@@ -15,8 +15,9 @@ from mpd_agl.records.files import write_atomic
 def save_weights(net: Network, path: str | Path) -> None:
     """Write the network's state beside and rename it: a reader sees the old file or the new one, never half."""
     state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
-    # one key: safetensors writes several in no fixed order, and the same weights are to give the same bytes
-    options = {k: v for k, v in vars(net.options).items() if k != "recompute"}  # no weight depends on it
+    # No weight depends on `recompute`. A method or surrogate of the user's own is known by its name.
+    options = {k: getattr(v, "name", v) for k, v in vars(net.options).items() if k != "recompute"}
+    # One key, because safetensors writes several in no fixed order, and the same weights are to give the same bytes.
     about = {"model": net.name, "options": options}
     write_atomic(Path(path), save(state, metadata={"mpd_agl": json.dumps(about, sort_keys=True)}))
 

@@ -1,11 +1,13 @@
 """Thin modules over `core` and `kernels`: tdBN, neurons, width rules, the spiking block, the readout."""
 
 from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time, share_batch
-from mpd_agl.nn.event_layers import CONV_IMPLS, Choice, EventConv2d, EventLayer, EventLinear, event_layers
+from mpd_agl.nn.event_conv import CONV_IMPLS, Choice, EventConv2d, EventLayer, EventLinear, event_layers
 from mpd_agl.nn.fold import fold
-from mpd_agl.nn.methods import METHODS, Method, get_method
-from mpd_agl.nn.neuron import LIF, PLIF, Neuron
+from mpd_agl.nn.methods import METHODS, Method, get_method, register_method
+from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
+from mpd_agl.nn.neuron import LIF, PLIF, Neuron, Pass
 from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.recomputing import recompute
 from mpd_agl.nn.width import (
     DeepTAGEWidth,
     FixedWidth,
@@ -15,7 +17,6 @@ from mpd_agl.nn.width import (
     QuantileWidth,
     SlopeWidth,
     Width,
-    predicted_moments,
 )
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LIF",
     "METHODS",
     "PLIF",
+    "Affine",
     "AnnBlock",
     "Choice",
     "Current",
@@ -34,18 +36,25 @@ __all__ = [
     "LSGWidth",
     "LearnableWidth",
     "MPDWidth",
+    "MeasuredMoments",
     "Method",
     "Neuron",
+    "Pass",
+    "Potential",
+    "PotentialSums",
     "QuantileWidth",
     "Readout",
     "SlopeWidth",
     "SpikingBlock",
     "TdBatchNorm",
     "Width",
+    "affine_of",
     "event_layers",
     "fold",
     "get_method",
     "over_time",
-    "predicted_moments",
+    "predicted",
+    "recompute",
+    "register_method",
     "share_batch",
 ]

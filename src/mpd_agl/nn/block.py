@@ -1,21 +1,24 @@
-"""The seam that makes MPD-AGL work: a block that sees synapses, norm and neuron, and sets the surrogate's width from them.
+"""The seam that makes MPD-AGL work: a block that sees synapse, norm and neuron, and sets the surrogate's width from them.
 
-Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synapses. An input with one timestep and `num_steps` T stands for
+Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synapse. An input with one timestep and `num_steps` T stands for
 T equal ones: its convolution is computed once.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import SURROGATES
-from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.core import Surrogate
+from mpd_agl.errors import InputError
 from mpd_agl.nn.methods import Method, get_method
-from mpd_agl.nn.neuron import Neuron
+from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
+from mpd_agl.nn.neuron import NOT_ASKED, Neuron, Pass, potential_of
 from mpd_agl.nn.norm import TdBatchNorm
-from mpd_agl.nn.width import DeepTAGEWidth
+from mpd_agl.nn.width import MPDWidth, Width
 
 
 def over_time(module: nn.Module, x_TNC: Tensor) -> Tensor:
@@ -34,9 +37,9 @@ def out_features(synapse: nn.Module) -> int:
 
 
 class Current(nn.Module):
-    """EventLayer and tdBN without a neuron: a normalised current, to be added to another before one neuron (Zheng et al. 2021)."""
+    """Synapse and tdBN without a neuron: a normalised current, which a block adds to its own (Zheng et al. 2021)."""
 
-    def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm) -> None:
+    def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm | None) -> None:
         super().__init__()
         self.synapse, self.norm = synapse, norm
 
@@ -48,9 +51,12 @@ class Current(nn.Module):
 
 
 class SpikingBlock(nn.Module):
-    """EventLayer - tdBN - neuron, with the surrogate's width from the method's rule, through the fused step.
+    """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapse` is an `nn.Conv2d` or `nn.Linear`. The call starts at rest; there is no state to reset.
+    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the method unless one is
+    given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
+
+    A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to call.
 
     >>> block = SpikingBlock(nn.Conv2d(3, 8, 3, padding=1, bias=False), method="mpd-agl")
     >>> images = torch.randn(4, 3, 32, 32)
@@ -58,12 +64,22 @@ class SpikingBlock(nn.Module):
     torch.Size([2, 4, 8, 32, 32])
     """
 
+    repeating = False
+    """True while a forward pass is computed a second time (see `nn.recompute`)."""
+    norm: TdBatchNorm | None
+    """None where it is folded into the synapse; a user may put another norm here."""
+    neuron: Neuron
+    """A user may put any module here that takes `(i_TNC, kappa_T)` and has `tau` and `v_th`."""
+
     def __init__(
         self,
         synapse: nn.Module,
         *,
         method: str | Method = "mpd-agl",
-        surrogate: str | None = None,
+        norm: nn.Module | None = None,
+        neuron: nn.Module | None = None,
+        currents: Sequence[Current] = (),
+        surrogate: str | Surrogate | None = None,
         v_th: float = 0.5,
         tau: float = 0.2,
         alpha: float = 1.0,
@@ -72,35 +88,56 @@ class SpikingBlock(nn.Module):
     ) -> None:
         super().__init__()
         rule = get_method(method)
-        if surrogate is not None and surrogate not in SURROGATES:
-            raise unknown_name("surrogate", surrogate, SURROGATES)
-        shape = rule.surrogate or surrogate or "rectangular"
-        if surrogate not in (None, shape):
-            raise InputError(
-                f"method {rule.name!r} has its own surrogate {shape!r}, got surrogate={surrogate!r}. Leave it out."
-            )
         self.synapse = synapse
-        self.norm: TdBatchNorm | None = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha)
-        self.neuron: Neuron = rule.neuron(
-            tau=tau, v_th=v_th, surrogate=shape, detach_reset=detach_reset, noise=rule.noise, backend=backend
-        )
-        self.width = rule.width()
-        self.repeating = False  # True while a forward pass is computed a second time (see recompute)
+        made = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha) if norm is None else norm
+        self.norm = made  # type: ignore[assignment]
+        if neuron is None:
+            neuron = rule.neuron(
+                tau=tau,
+                v_th=v_th,
+                surrogate=rule.surrogate_with(surrogate),
+                detach_reset=detach_reset,
+                noise=rule.noise,
+                backend=backend,
+            )
+        self.neuron = neuron  # type: ignore[assignment]
+        self.width: Width = getattr(neuron, "width", None) or rule.width()
+        self.currents = nn.ModuleList(currents)
 
-    def norms(self, add: Current | None = None) -> Sequence[TdBatchNorm]:
-        """The tdBN layers whose currents the neuron receives."""
-        return [n for n in (self.norm, add.norm if add is not None else None) if n is not None]
+    def affines(self) -> list[Affine]:
+        """gamma, beta and scale of the norms whose currents the neuron receives; none where one of them cannot be read."""
+        norms: list[Any] = [self.norm, *(current.norm for current in self.currents)]
+        found = [None if norm is None else affine_of(norm) for norm in norms]
+        return [a for a in found if a is not None] if None not in found else []
 
-    def kappa(self, num_steps: int, *, add: Current | None = None, x_SNC: Tensor | None = None) -> Tensor:
-        """kappa_T from the parameters as they are now and, for a rule that needs the potentials, from the synapses' output x."""
-        if isinstance(self.width, DeepTAGEWidth) and x_SNC is not None:
-            sums_T6, count = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device)), x_SNC[0].numel()
-            if self.training and self.neuron.replicas is not None:
-                *sums, total = self.neuron.replicas.sum(torch.cat([sums_T6.flatten(), sums_T6.new_tensor([count])]))
-                sums_T6, count = torch.stack(sums).view_as(sums_T6), int(total)
-            return self.width.from_potential(sums_T6[:, 3], sums_T6[:, 2], count, self.neuron.v_th).float()
-        kappa_T: Tensor = self.width(self.norms(add), self.neuron, num_steps)
+    def kappa(self, num_steps: int, *, x_SNC: Tensor | None = None) -> Tensor:
+        """kappa_T from the parameters as they are now and, for a rule that needs the potentials, from the synapse's output x."""
+        kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC))
         return kappa_T
+
+    def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None = None) -> Potential:
+        affines = self.affines()
+        if isinstance(self.width, MPDWidth) and not torch.compiler.is_compiling():
+            for affine in affines:
+                self.width.warn_of(affine.gamma_C)
+        known = x_SNC is not None or i_SNC is not None
+        observe = partial(self._observed_sums, num_steps, x_SNC, i_SNC) if known else None
+        return potential_of(self.neuron, num_steps, affines, observe, needs_batch=self.width.needs_batch)
+
+    def _observed_sums(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None) -> PotentialSums:
+        """The sums of the potentials of the batch at hand, over all processes that share it."""
+        neuron = self.neuron
+        if i_SNC is not None:
+            sums = neuron.observe(i_SNC, num_steps)
+        else:
+            assert x_SNC is not None
+            sums_T6 = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device))
+            sums = PotentialSums(x_SNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3])
+        if not self.training or neuron.replicas is None:
+            return sums
+        own = torch.cat([sums.sum_T, sums.square_T, sums.sum_T.new_tensor([sums.values])])
+        all_ = neuron.replicas.sum(own)
+        return PotentialSums(int(all_[-1]), all_[:num_steps], all_[num_steps:-1])
 
     def forward(
         self,
@@ -108,48 +145,88 @@ class SpikingBlock(nn.Module):
         num_steps: int | None = None,
         *,
         residual: Tensor | None = None,
-        add: Current | None = None,
-        add_from: Tensor | None = None,
-    ) -> Tensor:
-        """Spikes of T steps. `residual` is added to them (SEW-ADD); `add(add_from)` is a second current, added before the neuron."""
-        T = s_SNC.shape[0] if num_steps is None else num_steps
-        self._check(s_SNC, T)
+        current_inputs: Sequence[Tensor] = (),
+        state: Tensor | None = NOT_ASKED,
+    ) -> Any:
+        """Spikes of T steps. `residual` is added to them (SEW-ADD); `current_inputs` are the inputs of the block's `currents`.
+
+        With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
+        """
+        T = self._check(s_SNC, num_steps, current_inputs, state)
         x_SNC = over_time(self.synapse, s_SNC)
+        fused = self._is_fused(state)
+        i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
         # Without gradients, or folded, there is no width: inference costs nothing.
         if not torch.is_grad_enabled() or self.norm is None:
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
-            kappa_T = self.kappa(T, add=add, x_SNC=x_SNC)
-        if self.norm is None or add is not None or self.neuron.is_noisy:
-            i_SNC = x_SNC if self.norm is None else self.norm(x_SNC)
-            if add is not None and add_from is not None:
-                i_SNC = i_SNC + add(add_from)
-            spikes: Tensor = self.neuron(i_SNC, kappa_T, residual=residual)
-            return spikes
-        self.norm.check(x_SNC)
+            kappa_T = self.width(self._potential(T, x_SNC if fused else None, i_SNC))
+        if i_SNC is None:
+            return self._fused_step(x_SNC, kappa_T, T, residual)
+        return self._step(i_SNC, kappa_T, residual, state)
+
+    def _is_fused(self, state: Any) -> bool:
+        """Whether norm and neuron run as one kernel. Modules with forward hooks are called, so that their hooks fire."""
+        norm: nn.Module | None = self.norm
+        neuron: nn.Module = self.neuron
+        if not isinstance(norm, TdBatchNorm) or not isinstance(neuron, Neuron) or not neuron.is_fused:
+            return False
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (norm, neuron))
+        return not hooked and not self.currents and state is NOT_ASKED
+
+    def _current(self, x_SNC: Tensor, num_steps: int, current_inputs: Sequence[Tensor]) -> Tensor:
+        """The neuron's current: the norm's output, plus the other currents."""
+        norm: nn.Module | None = self.norm
+        if norm is None:
+            i_SNC = x_SNC
+        else:
+            i_SNC = norm(x_SNC, num_steps) if isinstance(norm, TdBatchNorm) else over_time(norm, x_SNC)
+        for current, s_TNC in zip(self.currents, current_inputs, strict=True):
+            i_SNC = i_SNC + current(s_TNC)
+        return i_SNC
+
+    def _step(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
+        """The neuron on a current that was computed before it."""
+        neuron: nn.Module = self.neuron
+        if isinstance(neuron, Neuron):
+            return neuron(i_SNC, kappa_T, residual=residual, state=state)
+        if state is not NOT_ASKED:
+            raise InputError(
+                f"{type(neuron).__name__} is not a neuron of mpd_agl.nn, so this block cannot carry its state. "
+                "Leave state out, or derive the neuron from mpd_agl.nn.Neuron."
+            )
+        spikes = neuron(i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]), kappa_T)
+        return spikes if residual is None else spikes + residual
+
+    def _fused_step(self, x_SNC: Tensor, kappa_T: Tensor, num_steps: int, residual: Tensor | None) -> Tensor:
+        """tdBN and neuron in one pass."""
+        norm, neuron = self.norm, self.neuron
+        assert norm is not None
+        norm.check(x_SNC)
+        if neuron.watchers:
+            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T))
         shared = self._shared_moments(x_SNC)
         s_TNC, mean_C, var_C = kernels.tdbn_neuron(
             x_SNC,
-            self.norm.weight,
-            self.norm.bias,
-            self.norm.running_mean,
-            self.norm.running_var,
-            self.neuron.tau,
+            norm.weight,
+            norm.bias,
+            norm.running_mean,
+            norm.running_var,
+            neuron.tau,
             kappa_T,
-            num_steps=T,
+            num_steps=num_steps,
             batch_stats=self.training,
             residual_TNC=residual,
-            v_th=self.neuron.v_th,
-            alpha=self.norm.alpha,
-            eps=self.norm.eps,
-            surrogate=self.neuron.surrogate,
-            detach_reset=self.neuron.detach_reset,
-            backend=self.neuron.backend,
+            alpha=norm.alpha,
+            eps=norm.eps,
+            surrogate=neuron.surrogate,
+            backend=neuron.backend,
             shared=shared,
+            **neuron.dynamics(),
         )
         if self.training:
-            count = T * x_SNC[0].numel() // x_SNC.shape[2]
-            self.norm.track(mean_C, var_C, count if shared is None else shared.total * (T // x_SNC.shape[0]))
+            count = num_steps * x_SNC[0].numel() // x_SNC.shape[2]
+            norm.track(mean_C, var_C, count if shared is None else shared.total * (num_steps // x_SNC.shape[0]))
         return s_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
@@ -158,21 +235,40 @@ class SpikingBlock(nn.Module):
             return None
         return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
 
-    def _check(self, s_SNC: Tensor, num_steps: int) -> None:
+    def _check(self, s_SNC: Tensor, num_steps: int | None, current_inputs: Sequence[Tensor], state: Any) -> int:
+        """T, or a sentence for what this block cannot take."""
         flat = isinstance(self.synapse, nn.Linear)
         wanted = self.synapse.weight.shape[1] if flat else self.synapse.in_channels  # type: ignore[index]
-        if num_steps < 1:
-            raise InputError(f"num_steps must be at least 1, got {num_steps}. Use num_steps=2, as the paper does.")
-        if s_SNC.dim() != (3 if flat else 5) or s_SNC.shape[2] != wanted or s_SNC.shape[0] not in (1, num_steps):
-            shape = f"({num_steps}, N, {wanted})" if flat else f"({num_steps}, N, {wanted}, H, W)"
+        T = s_SNC.shape[0] if num_steps is None else num_steps
+        if T < 1:
+            raise InputError(f"num_steps must be at least 1, got {T}. Use num_steps=2, as the paper does.")
+        if s_SNC.dim() != (3 if flat else 5) or s_SNC.shape[2] != wanted or s_SNC.shape[0] not in (1, T):
+            shape = f"({T}, N, {wanted})" if flat else f"({T}, N, {wanted}, H, W)"
             raise InputError(
-                f"this block takes {shape}, or 1 timestep that stands for {num_steps}, got {tuple(s_SNC.shape)}. "
+                f"this block takes {shape}, or 1 timestep that stands for {T}, got {tuple(s_SNC.shape)}. "
                 "A batch of images gets its time axis by images.unsqueeze(0)."
+            )
+        if s_SNC.shape[0] == 1 and num_steps is None and state is NOT_ASKED:
+            raise InputError(
+                "this block got one timestep and starts at rest at every call. Pass num_steps=T where the input stands for T "
+                "equal ones, or go step by step: spikes, state = block(x, state=state), with state=None at the start."
             )
         if not s_SNC.is_floating_point():
             raise InputError(
                 f"this block takes floating-point input, got {s_SNC.dtype}. Scale it first, e.g. x.float() / 255."
             )
+        if len(current_inputs) != len(self.currents):
+            raise InputError(
+                f"this block adds {len(self.currents)} currents to its own, got {len(current_inputs)} inputs for them. "
+                "Pass current_inputs=[...], one for each of block.currents."
+            )
+        # A forward pass inside a backward pass is torch.utils.checkpoint's second one.
+        if self.training and not self.repeating and torch._C._current_graph_task_id() != -1:
+            raise InputError(
+                "torch.utils.checkpoint computes this block a second time and would count its running statistics twice. "
+                "Use mpd_agl.nn.recompute, or create_model(..., recompute=True)."
+            )
+        return T
 
     @torch.no_grad()
     def current_map(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,15 +286,15 @@ class SpikingBlock(nn.Module):
 
     @torch.no_grad()
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
-        """`kernels.probe` of the synapses' output x over T = len(kappa_T) steps, with the statistics that this block uses now."""
+        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps, with the statistics that this block uses now."""
         neuron = self.neuron
         return kernels.probe(
-            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, v_th=neuron.v_th, backend=neuron.backend
+            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()
         )
 
 
 class AnnBlock(nn.Module):
-    """The iso-architecture counterpart: synapses - batch norm - ReLU, no time."""
+    """The iso-architecture counterpart: synapse - batch norm - ReLU, no time."""
 
     replicas: kernels.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
@@ -210,7 +306,7 @@ class AnnBlock(nn.Module):
         self.norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.Identity = norm(out_features(synapse))
 
     def forward(self, x_TNC: Tensor, num_steps: int | None = None, *, residual: Tensor | None = None) -> Tensor:
-        """Activations, with `residual` added; `num_steps` is taken for the sake of the shared networks and means nothing here."""
+        """Activations, with `residual` added. An ANN has no time: it takes `num_steps` as the spiking networks pass it, and ignores it."""
         y = self.synapse(x_TNC.flatten(0, 1))
         y = torch.relu(self.norm(y) if self.replicas is None or not self.training else self._shared_norm(y))
         y = y.view(*x_TNC.shape[:2], *y.shape[1:])
@@ -251,8 +347,9 @@ class Readout(nn.Module):
 def share_batch(net: nn.Module, replicas: kernels.Replicas | None) -> None:
     """Let a network's layers take training batches as parts of one that several processes share; None ends it.
 
-    Statistics of tdBN are then the whole batch's, and so are DeepTAGE's norms and ASGL's mask: all processes have the same running
-    statistics and widths, those of one process on the whole batch. Call it on every process; all run the same layers in the same order.
+    The statistics of tdBN, the measured moments, DeepTAGE's norms and ASGL's mask are then those of the whole batch. So all processes have
+    the same running statistics and widths, those of one process on the whole batch. Call it on every process; all run the same layers in
+    the same order.
     """
     for module in net.modules():
         if hasattr(type(module), "replicas"):

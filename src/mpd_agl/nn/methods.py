@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpd_agl.errors import unknown_name
+from torch import nn
+
+from mpd_agl.core import Surrogate, get_surrogate
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.neuron import LIF, PLIF
 from mpd_agl.nn.width import (
     DeepTAGEWidth,
@@ -15,20 +18,34 @@ from mpd_agl.nn.width import (
     SlopeWidth,
     Width,
 )
+from mpd_agl.plugins import load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A neuron and a width rule under the name that every command takes."""
+    """A neuron and a width rule under the name that every command takes.
+
+    `neuron` is called with tau, v_th, surrogate, detach_reset, noise and backend, and makes a module that takes `(i_TNC, kappa_T)`.
+    """
 
     name: str
-    neuron: type[LIF] | type[PLIF]
+    neuron: Callable[..., nn.Module]
     width: Callable[[], Width]
     about: str
-    surrogate: str | None = None
+    surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
     noise: float = 0.0
     """Share of soft outputs while training (ASGL)."""
+
+    def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
+        """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is refused."""
+        own = None if self.surrogate is None else get_surrogate(self.surrogate)
+        found = None if asked is None else get_surrogate(asked)
+        if own is not None and found is not None and found != own:
+            raise InputError(
+                f"method {self.name!r} has its own surrogate {own.name!r}, got surrogate={found.name!r}. Leave it out."
+            )
+        return own or found or get_surrogate("rectangular")
 
 
 METHODS: dict[str, Method] = {
@@ -70,10 +87,25 @@ METHODS: dict[str, Method] = {
 }
 
 
+def register_method(method: Method) -> Method:
+    """Let every command and `create_model` take a method of your own by its name.
+
+    >>> mine = register_method(Method(name="wide", neuron=LIF, width=lambda: FixedWidth(2.0), about="twice as wide"))
+    >>> get_method("wide") is mine
+    True
+    >>> _ = METHODS.pop("wide")
+    """
+    if METHODS.setdefault(method.name, method) is not method:
+        raise InputError(f"there is a method {method.name!r} already. Give yours another name.")
+    return method
+
+
 def get_method(name: str | Method) -> Method:
     """The method of that name; a `Method` comes back as it is."""
     if isinstance(name, Method):
         return name
+    if name not in METHODS:
+        load_plugins()
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]

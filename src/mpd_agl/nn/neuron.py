@@ -1,50 +1,161 @@
-"""Neurons as thin modules. Stateless: every call starts at rest, so there is nothing to reset and nothing to leak."""
+"""Neurons as thin modules. A call starts at rest unless a state is passed in: nothing to reset, nothing to leak.
 
-import math
+A neuron takes a current with time first, of any rank: (T, N, F), (T, N, C, H, W), tokens (T, N, L, C), sequences (T, N, C, L).
+It sets the width of its surrogate itself, by the rule of its method, from the moments of its potential (`nn.moments`): predicted from the
+norm before it where a `SpikingBlock` knows that norm, measured while training where the neuron stands alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import get_surrogate, lif, noisy_spike
+from mpd_agl.core import Surrogate, get_surrogate, lif, noisy_spike
+from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, predicted
+from mpd_agl.nn.width import FixedWidth, LSGWidth, Width
+
+Reset = Literal["hard", "soft"]
+RESETS = ("hard", "soft")
+
+NOT_ASKED: Any = object()
+"""Stands for a state that the caller did not ask for; None is a state: rest."""
+
+MEASURE_EVERY = 10
+"""Training calls between two measurements of the potential's moments: one more pass over the current, so a tenth of its cost."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a neuron's watchers see of one forward pass (`Neuron.watchers`)."""
+
+    x_SNC: Tensor
+    """What the current is made from: the synapse's output before the norm, or the current itself."""
+    current_map: tuple[Tensor, Tensor, Tensor] | None
+    """mean_C, scale_C, beta_C of the current `i = (x - mean) scale + beta`; None: x is the current."""
+    kappa_T: Tensor
+    v_TNC: Tensor | None = None
+    """The potentials, where the pass had them at hand (ASGL's noisy one); elsewhere they follow from the current."""
+    kept_0: Tensor | None = None
+    """The state that the pass started from; None: rest."""
+
+
+def potential_of(
+    neuron: nn.Module,
+    num_steps: int,
+    affines: Sequence[Affine] = (),
+    observe: Callable[[], PotentialSums] | None = None,
+    *,
+    needs_batch: bool = False,
+) -> Potential:
+    """What a width rule may know of a neuron's potential: moments predicted from the norms' `affines`, or else measured.
+
+    `neuron` is any module with `tau` and `v_th`. `observe` gives the sums of the potentials of the batch at hand; it is called where a rule
+    needs that batch, and now and then while training to keep the measured moments.
+    """
+    tau = neuron.tau
+    assert isinstance(tau, Tensor)
+
+    def moments(kind: Moments) -> tuple[Tensor, Tensor]:
+        if affines:
+            scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
+            return predicted(affines, tau, num_steps, kind, input_scale=scale)
+        if not isinstance(neuron, Neuron) or neuron.measured is None:
+            raise InputError(
+                "this width rule needs the moments of the potential, and there is no norm before the neuron to predict them "
+                "from. Use SpikingBlock(synapse, norm=...), or give the neuron its method: LIF(method='mpd-agl')."
+            )
+        return neuron.measure(neuron.measured, num_steps, observe).moments(kind)
+
+    batch = observe() if needs_batch and observe is not None else None
+    return Potential(num_steps, neuron.v_th, tau, moments, batch)  # type: ignore[arg-type]
 
 
 class Neuron(nn.Module):
-    """What LIF and PLIF share: threshold, surrogate, reset, backend and, for ASGL, the noise of the training output."""
+    """What LIF and PLIF share: `v_t = tau kept_{t-1} + i_t`, `s_t = (v_t >= v_th)`, and what is kept of v_t after the reset (Eq. 2-3).
+
+    `reset="hard"` keeps `v_t (1 - s_t)`, `"soft"` keeps `v_t - v_th s_t`. `decay_input` takes `(1 - tau) i_t` in place of i_t, as
+    SpikingJelly's neurons do by default. `tau` and `v_th` are numbers, or one per channel (the axis `channel_dim` of the current);
+    `learn_v_th` makes the threshold a parameter. `method` brings the width rule and, where it has one, the surrogate.
+    """
 
     tau: Tensor
+    v_th: Tensor | float
     replicas: kernels.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
+    repeating = False
+    """True while a forward pass is computed a second time (see `nn.recompute`)."""
 
     def __init__(
         self,
         *,
-        tau: float = 0.2,
-        v_th: float = 0.5,
-        surrogate: str = "rectangular",
+        method: Any = None,
+        width: Width | None = None,
+        tau: float | Sequence[float] | Tensor = 0.2,
+        v_th: float | Sequence[float] | Tensor = 0.5,
+        learn_v_th: bool = False,
+        surrogate: str | Surrogate | None = None,
+        reset: Reset = "hard",
+        decay_input: bool = False,
         detach_reset: bool = False,
         noise: float = 0.0,
+        channel_dim: int = 2,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if not 0 < tau < 1:
-            raise InputError(
-                f"tau, the share of the potential that is kept, must lie between 0 and 1, got {tau}. The paper uses 0.2."
-            )
-        if v_th <= 0 or not math.isfinite(v_th):
-            raise InputError(f"v_th must be positive, got {v_th}. The paper uses 0.5.")
+        if method is not None:
+            from mpd_agl.nn.methods import get_method  # a method names a neuron class of this file
+
+            found = get_method(method)
+            width, surrogate, noise = width or found.width(), found.surrogate_with(surrogate), found.noise or noise
+        if reset not in RESETS:
+            raise unknown_name("reset", reset, RESETS)
         if not 0 <= noise < 1:
             raise InputError(
-                f"noise, the share of soft outputs while training, must lie in [0, 1), got {noise}. ASGL uses 0.1 to 0.2."
+                f"noise, the share of soft outputs while training, must lie in [0, 1), got {noise}. "
+                "ASGL uses 0.1 to 0.2."
             )
         if backend not in kernels.BACKENDS:
             raise unknown_name("backend", backend, kernels.BACKENDS)
-        self.v_th, self.detach_reset, self.noise, self.backend = v_th, detach_reset, noise, backend
-        self.surrogate = get_surrogate(surrogate).name
-        self._set_decay(tau)
+        self.reset, self.decay_input, self.detach_reset = reset, decay_input, detach_reset
+        self.noise, self.channel_dim, self.backend = noise, channel_dim, backend
+        self.surrogate: Surrogate = get_surrogate(surrogate or "rectangular")
+        self._set_threshold(v_th, learn_v_th)
+        self._set_decay(_checked_decay(tau))
+        self.width = width
+        asks = width is not None and not isinstance(width, FixedWidth | LSGWidth)
+        self.measured: MeasuredMoments | None = MeasuredMoments() if asks else None
+        self.watchers: list[Callable[[Pass], None]] = []
+        self._calls = 0
 
-    def _set_decay(self, tau: float) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle of a watched network is not watched.
+        return {**self.__dict__, "watchers": []}
+
+    def show(self, seen: Pass) -> None:
+        """Let the watchers see a forward pass, once."""
+        if not self.repeating:
+            for watcher in self.watchers:
+                watcher(seen)
+
+    def _set_threshold(self, v_th: float | Sequence[float] | Tensor, learn: bool) -> None:
+        """Keep the threshold as a number, a buffer (one per channel) or a parameter."""
+        values = torch.as_tensor(v_th, dtype=torch.float32)
+        if values.dim() > 1 or not bool((values > 0).all() and torch.isfinite(values).all()):
+            raise InputError(f"v_th must be positive, one number or one per channel, got {v_th}. The paper uses 0.5.")
+        if learn:
+            self.v_th = nn.Parameter(values.clone())
+        elif values.dim():
+            self.register_buffer("v_th", values.clone())
+        else:
+            self.v_th = float(v_th)  # type: ignore[arg-type]
+
+    def _set_decay(self, tau: Tensor) -> None:
         """Keep the decay as the neuron's own kind: a buffer or a parameter."""
         raise InputError("Neuron is the base of LIF and PLIF; use one of them.")
 
@@ -53,60 +164,174 @@ class Neuron(nn.Module):
         """Whether this call's output is ASGL's mixture of hard and soft spikes."""
         return self.training and self.noise > 0
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether `kernels` computes this neuron: not while it is noisy, and not where a subclass has its own `forward`."""
+        return type(self).forward is Neuron.forward and not self.is_noisy
+
+    def dynamics(self) -> dict[str, Any]:
+        """The neuron's equations as keyword arguments of `core.lif` and of `kernels`."""
+        return {"v_th": self.v_th, "detach_reset": self.detach_reset}  # SHIM
+
+    def measure(
+        self, measured: MeasuredMoments, num_steps: int, observe: Callable[[], PotentialSums] | None
+    ) -> MeasuredMoments:
+        """The running moments, brought up to date from the batch at hand where it is time to."""
+        unknown = measured.mean_T.shape[0] != num_steps
+        if observe is not None and (unknown or (self.training and self._calls % MEASURE_EVERY == 0)):
+            measured.update_sums(observe())
+        if self.training and not self.repeating:
+            self._calls += 1
+        return measured
+
+    @torch.no_grad()
+    def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
+        """The sums of the potentials that a current gives (`kernels.probe`)."""
+        C = i_SNC.shape[self.channel_dim]
+        zero_C, one_C, one_T = i_SNC.new_zeros(C), i_SNC.new_ones(C), i_SNC.new_ones(num_steps)
+        sums_T6 = kernels.probe(i_SNC, zero_C, one_C, zero_C, self.tau, one_T, backend=self.backend, **self.probed())
+        return PotentialSums(i_SNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3])
+
+    def probed(self) -> dict[str, Any]:
+        """`dynamics` without what only a backward pass reads: for `kernels.probe`."""
+        return {k: v for k, v in self.dynamics().items() if k != "detach_reset"}
+
     def forward(
         self,
         i_SNC: Tensor,
-        kappa_T: Tensor,
+        kappa_T: Tensor | None = None,
         *,
+        num_steps: int | None = None,
         residual: Tensor | None = None,
-    ) -> Tensor:
-        """Spikes for a current of T steps, or of one step that stands for all T = len(kappa_T); `residual` is added to them."""
+        state: Tensor | None = NOT_ASKED,
+    ) -> Any:
+        """Spikes for a current of T steps, or of one step that stands for `num_steps` equal ones; `residual` is added to them.
+
+        `kappa_T` are the widths; None leaves them to the neuron's own rule. With `state` (None: rest) the answer is `(spikes, state)`:
+        what the neurons keep after the last step, to be passed into the next call.
+        """
+        T = self._num_steps(i_SNC, kappa_T, num_steps)
+        asked = state is not NOT_ASKED
+        kept_0 = state if asked else None
+        if kappa_T is None:
+            kappa_T = self.kappa(i_SNC, T, kept_0)
         if self.is_noisy:
-            i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
-            # Under autocast, too, the membrane is float32.
-            i_TNC = i_TNC.to(torch.promote_types(i_SNC.dtype, torch.float32))
-            place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
-
-            def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
-                draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
-                return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
-
-            s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
-            s_TNC = s_TNC.to(i_SNC.dtype)
-            return s_TNC if residual is None else s_TNC + residual
+            return self._noisy(i_SNC, kappa_T, residual, state)
+        if self.watchers:
+            self.show(Pass(i_SNC, None, kappa_T, kept_0=kept_0))
         return kernels.neuron(
             i_SNC,
             self.tau,
             kappa_T,
-            num_steps=kappa_T.shape[0],
+            num_steps=T,
             residual_TNC=residual,
-            v_th=self.v_th,
             surrogate=self.surrogate,
-            detach_reset=self.detach_reset,
             backend=self.backend,
+            **self.dynamics(),
         )
+
+    def step(self, i_NC: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One timestep, for recurrent networks and streams: `s, state = neuron.step(i, state)`; None starts at rest.
+
+        >>> neuron, state = LIF(tau=0.5), None
+        >>> for current in (0.4, 0.4, 0.4):
+        ...     s, state = neuron.step(torch.full((1, 1), current), state)
+        >>> float(s), float(state)
+        (1.0, 0.0)
+        """
+        spikes_1NC, state = self(i_NC.unsqueeze(0), num_steps=1, state=state)
+        return spikes_1NC[0], state
+
+    def kappa(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> Tensor:
+        """The widths by the neuron's own rule, 1 without a rule; without gradients there is no width, and it costs nothing."""
+        if self.width is None or not torch.is_grad_enabled():
+            return torch.ones(num_steps, device=i_SNC.device)
+        observe = partial(self.observe, i_SNC, num_steps, kept_0)
+        potential = potential_of(self, num_steps, (), observe, needs_batch=self.width.needs_batch)
+        kappa_T: Tensor = self.width(potential)
+        return kappa_T
+
+    def _num_steps(self, i_SNC: Tensor, kappa_T: Tensor | None, num_steps: int | None) -> int:
+        if i_SNC.dim() < 2:
+            raise InputError(
+                f"a neuron takes a current with time first, (T, N, ...), got {tuple(i_SNC.shape)}. "
+                "For one timestep use neuron.step(i, state)."
+            )
+        T = num_steps or (i_SNC.shape[0] if kappa_T is None else kappa_T.shape[0])
+        if i_SNC.shape[0] not in (1, T):
+            raise InputError(
+                f"a neuron over {T} timesteps takes a current of {T} timesteps or of 1 that stands for all, "
+                f"got {tuple(i_SNC.shape)}."
+            )
+        return T
+
+    def _noisy(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
+        """ASGL's training pass, by the written equations."""
+        kept_0 = None if state is NOT_ASKED else state
+        s_TNC, v_TNC, kept_NC = self._noisy_sequence(i_SNC, kappa_T, kept_0)
+        if self.watchers:
+            self.show(Pass(i_SNC, None, kappa_T, v_TNC.detach(), kept_0))
+        s_TNC = s_TNC.to(i_SNC.dtype) if residual is None else s_TNC.to(i_SNC.dtype) + residual
+        return s_TNC if state is NOT_ASKED else (s_TNC, kept_NC)
+
+    def _noisy_sequence(
+        self, i_SNC: Tensor, kappa_T: Tensor, kept_0: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ASGL's outputs, potentials and last kept potentials: hard and soft spikes mixed at random (`core.noisy_spike`)."""
+        # Under autocast, too, the membrane is float32.
+        dtype = torch.promote_types(i_SNC.dtype, torch.float32)
+        i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]).to(dtype)
+        place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
+
+        def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
+            draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
+            return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
+
+        return lif(i_TNC, self.tau, kappa_T, fire=fire, **self.dynamics()) + (None,)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
-        return f"tau={float(self.tau.detach()):.3f}, v_th={self.v_th}, surrogate={self.surrogate}"
+        tau, v_th = (_shown(a) for a in (self.tau, self.v_th))
+        more = [f"reset={self.reset}"] * (self.reset != "hard") + ["decay_input"] * self.decay_input
+        return ", ".join([f"tau={tau}", f"v_th={v_th}", f"surrogate={self.surrogate.name}", *more])
+
+
+def _shown(value: Tensor | float) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    value = value.detach()
+    return f"{float(value):.3f}" if value.dim() == 0 else f"{float(value.min()):.3f}..{float(value.max()):.3f}"
+
+
+def _checked_decay(tau: float | Sequence[float] | Tensor) -> Tensor:
+    values = torch.as_tensor(tau, dtype=torch.float64)
+    if values.dim() > 1 or not bool(((values > 0) & (values <= 1)).all()):
+        raise InputError(
+            f"tau, the share of the potential that is kept, must lie between 0 and 1, got {tau}. The paper uses 0.2."
+        )
+    return values.clone()
 
 
 class LIF(Neuron):
-    """Leaky integrate-and-fire with a fixed decay (Eq. 2-3).
+    """Leaky integrate-and-fire with a fixed decay (Eq. 2-3); tau = 1 does not leak.
 
-    >>> LIF()(torch.randn(4, 2, 8), torch.ones(4)).shape
+    >>> LIF(method="mpd-agl")(torch.randn(4, 2, 8)).shape
     torch.Size([4, 2, 8])
     """
 
-    def _set_decay(self, tau: float) -> None:
-        self.register_buffer("tau", torch.tensor(float(tau)))
+    def _set_decay(self, tau: Tensor) -> None:
+        self.register_buffer("tau", tau.float())
 
 
 class PLIF(Neuron):
-    """LIF with one learnable decay per layer: `tau = sigmoid(rho)` (Eq. 8; Fang et al. 2021)."""
+    """LIF with a learnable decay per layer, or per channel: `tau = sigmoid(rho)` (Eq. 8; Fang et al. 2021)."""
 
-    def _set_decay(self, tau: float) -> None:
-        self.rho = nn.Parameter(torch.tensor(math.log(tau / (1 - tau))))
+    def _set_decay(self, tau: Tensor) -> None:
+        if not bool((tau < 1).all()):
+            raise InputError(
+                f"a learnable tau must lie between 0 and 1, got {_shown(tau)}: sigmoid(rho) never reaches 1. Use LIF."
+            )
+        self.rho = nn.Parameter(torch.log(tau / (1 - tau)).float())
 
     @property
     def tau(self) -> Tensor:  # type: ignore[override]

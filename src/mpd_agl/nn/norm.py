@@ -59,8 +59,9 @@ class TdBatchNorm(nn.Module):
             )
         if looks and count < 2:
             raise InputError("batch statistics need at least 2 values per channel, got 1. Train with a larger batch.")
-        self.running_mean.lerp_(mean_C, self.momentum)
-        self.running_var.lerp_(var_C * (count / (count - 1)), self.momentum)
+        # A network that was moved to bfloat16 or float16 keeps its running statistics in that type.
+        self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_((var_C * (count / (count - 1))).to(self.running_var.dtype), self.momentum)
         self.num_batches_tracked.add_(1)
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -68,20 +69,22 @@ class TdBatchNorm(nn.Module):
         scale_C = self.weight * (self.alpha * self.v_th) * torch.rsqrt(self.running_var + self.eps)
         return scale_C, self.bias - self.running_mean * scale_C
 
-    def forward(self, x_TNC: Tensor) -> Tensor:
-        """The normalised current; batch statistics while training, running ones in evaluation."""
-        self.check(x_TNC)
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
+        """The normalised current; batch statistics while training, running ones in evaluation.
+
+        An input of one timestep may stand for `num_steps` equal ones: the running variance then counts all of them.
+        """
+        self.check(x_SNC)
         if self.training and self.replicas is not None:
-            mean_C, var_C, count, _ = kernels.batch_moments(x_TNC, self.replicas)
-            self.track(mean_C.detach(), var_C.detach(), count)
-            i_TNC = core.tdbn(
-                x_TNC, self.weight, self.bias, mean_C, var_C, v_th=self.v_th, alpha=self.alpha, eps=self.eps
+            mean_C, var_C, count, _ = kernels.batch_moments(x_SNC, self.replicas)
+            self.track(mean_C.detach(), var_C.detach(), count * ((num_steps or 1) // x_SNC.shape[0] or 1))
+            i_SNC = core.tdbn(
+                x_SNC, self.weight, self.bias, mean_C, var_C, v_th=self.v_th, alpha=self.alpha, eps=self.eps
             )
-            return i_TNC.to(x_TNC.dtype)
-        if self.training:
-            self.num_batches_tracked.add_(1)
+            return i_SNC.to(x_SNC.dtype)
+        before_C = self.running_var.clone() if self.training else self.running_var
         i = F.batch_norm(
-            x_TNC.flatten(0, 1),
+            x_SNC.flatten(0, 1),
             self.running_mean,
             self.running_var,
             self.weight * (self.alpha * self.v_th),
@@ -90,7 +93,19 @@ class TdBatchNorm(nn.Module):
             self.momentum,
             self.eps,
         )
-        return i.view(x_TNC.shape)
+        if self.training:
+            self.num_batches_tracked.add_(1)
+            rows = x_SNC.numel() // x_SNC.shape[2]
+            if num_steps is not None and num_steps != x_SNC.shape[0]:
+                self._count_all_steps(before_C, rows, rows * num_steps // x_SNC.shape[0])
+        return i.view(x_SNC.shape)
+
+    @torch.no_grad()
+    def _count_all_steps(self, before_C: Tensor, rows: int, all_rows: int) -> None:
+        """torch took the variance of `rows` values per channel as unbiased; the batch has `all_rows`, the same ones repeated."""
+        moved_C = self.running_var - (1 - self.momentum) * before_C
+        correction = (all_rows / (all_rows - 1)) / (rows / (rows - 1))
+        self.running_var.copy_((1 - self.momentum) * before_C + moved_C * correction)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""

@@ -1,12 +1,11 @@
 """Width rules: small modules with one method that gives kappa_T, the surrogate's width at each timestep.
 
-`width(norms, neuron, num_steps)`: the tdBN layers whose currents the neuron receives (one; two where a residual block adds currents before
-the neuron), the neuron, and T. kappa_T carries no gradient, except where the rule's own parameter is the width.
+`width(potential)` takes what is known of the layer's potential (`nn.moments.Potential`). kappa_T carries no gradient, except where the
+rule's own parameter is the width. A rule that reads the potentials of the batch at hand sets `needs_batch = True` and finds their sums in
+`potential.batch`.
 """
 
-import math
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +13,18 @@ from torch import Tensor, nn
 from mpd_agl import core
 from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.neuron import Neuron
-from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.moments import Potential
 
 
 class Width(nn.Module):
     """Base of the rules."""
 
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
+    needs_batch = False
+    """Whether the rule reads the potentials of the batch at hand; the layer then measures them before every training pass."""
+
+    def forward(self, potential: Potential) -> Tensor:
         """kappa_T on the neuron's device."""
-        raise InputError(f"{type(self).__name__} gives no width from parameters.")
+        raise InputError(f"{type(self).__name__} gives no width.")
 
 
 class FixedWidth(Width):
@@ -35,42 +36,25 @@ class FixedWidth(Width):
             raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
         self.kappa = kappa
 
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
+    def forward(self, potential: Potential) -> Tensor:
         """The constant."""
-        return torch.full((num_steps,), self.kappa, device=neuron.tau.device)
+        return torch.full((potential.num_steps,), self.kappa, device=potential.tau.device)
 
 
 class LSGWidth(Width):
     """LSG (Lian et al. 2023): `2 v_th sqrt(1 + tau^2)`, the same at every step."""
 
     @torch.no_grad()
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
-        """From the neuron's decay alone."""
-        return core.lsg_width(neuron.tau, num_steps, v_th=neuron.v_th)
-
-
-def predicted_moments(
-    norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int, moments: Moments
-) -> tuple[Tensor, Tensor]:
-    """Theorems 1 and 2 for a neuron behind these tdBN layers: mean_T and std_T of its potential.
-
-    Currents that are added before the neuron add their means and, taken as independent, their variances.
-    """
-    parts = [core.input_moments(n.weight, n.bias, v_th=n.v_th, alpha=n.alpha, moments=moments) for n in norms]
-    if len(parts) == 1:
-        mean, std = parts[0]
-    else:
-        mean = torch.stack([m for m, _ in parts]).sum()
-        std = torch.stack([s * s for _, s in parts]).sum().sqrt()
-    return core.potential_moments(mean, std, neuron.tau, num_steps)
+    def forward(self, potential: Potential) -> Tensor:
+        """From the neuron's decay and threshold alone."""
+        return core.lsg_width(potential.tau.mean(), potential.num_steps, v_th=potential.threshold)
 
 
 class MPDWidth(Width):
-    """The adaptive gradient rule (Eq. 7): `kappa_t = 2 std_t` of the predicted potential.
+    """The adaptive gradient rule (Eq. 7): `kappa_t = 2 std_t` of the potential.
 
     `moments="paper"` takes gamma_bar as Eq. 7 stands, `"exact"` the mixture's own variance. Where gamma_bar <= 0 the paper's rule has no
-    meaning; |gamma_bar| is used, kappa is kept from zero (`core.mpd_width`), and a warning says so once per layer (on a CPU;
-    on a GPU the monitors show gamma_bar).
+    meaning; |gamma_bar| is used, and kappa is kept from zero (`core.mpd_width`).
     """
 
     def __init__(self, moments: Moments = "paper") -> None:
@@ -81,22 +65,22 @@ class MPDWidth(Width):
         self._warned = False
 
     @torch.no_grad()
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
-        """From gamma, beta and tau, as they are now."""
-        if self.moments == "paper" and not self._warned and not torch.compiler.is_compiling():
-            self._warn(norms)
-        _, std_T = predicted_moments(norms, neuron, num_steps, self.moments)
-        return core.mpd_width(std_T, v_th=neuron.v_th)
+    def forward(self, potential: Potential) -> Tensor:
+        """From the potential's spread as it is now."""
+        _, std_T = potential.moments(self.moments)
+        return core.mpd_width(std_T, v_th=potential.threshold)
 
-    def _warn(self, norms: Sequence[TdBatchNorm]) -> None:
-        for norm in norms:
-            if norm.weight.device.type == "cpu" and (gamma_bar := float(norm.weight.mean())) <= 0:
-                self._warned = True
-                warnings.warn(
-                    f"gamma_bar of a tdBN layer is {gamma_bar:.4g}, where Eq. 7 needs a positive one: |gamma_bar| is used, and kappa is "
-                    f"at least {core.KAPPA_MIN:g} v_th; moments='exact' (method mpd-agl-exact) is defined for any gamma.",
-                    stacklevel=4,
-                )
+    def warn_of(self, gamma_C: Tensor) -> None:
+        """Say once per layer that gamma_bar <= 0 has left Eq. 7's domain (on a CPU; on a GPU the monitors show gamma_bar)."""
+        if self.moments != "paper" or self._warned or gamma_C.device.type != "cpu":
+            return
+        if (gamma_bar := float(gamma_C.mean())) <= 0:
+            self._warned = True
+            warnings.warn(
+                f"gamma_bar of a norm is {gamma_bar:.4g}, where Eq. 7 needs a positive one: |gamma_bar| is used, and kappa is "
+                f"at least {core.KAPPA_MIN:g} v_th; moments='exact' (method mpd-agl-exact) is defined for any gamma.",
+                stacklevel=4,
+            )
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
@@ -104,7 +88,7 @@ class MPDWidth(Width):
 
 
 class QuantileWidth(Width):
-    """Ours: kappa_t such that the predicted share of gradient-available neurons is `share`, the mean included; exact moments."""
+    """Ours: kappa_t such that the share of gradient-available neurons is `share`, the mean included; exact moments."""
 
     def __init__(self, share: float = 0.4772) -> None:
         super().__init__()
@@ -115,17 +99,19 @@ class QuantileWidth(Width):
         self.share = share
 
     @torch.no_grad()
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
-        """Solved anew from gamma, beta and tau; t > 1 share one value."""
-        distinct = min(num_steps, 2)
-        mean_T, std_T = predicted_moments(norms, neuron, distinct, "exact")
-        kappa = core.quantile_width(mean_T, std_T, v_th=neuron.v_th, share=self.share)
-        return torch.cat([kappa[:1], kappa[1:].expand(num_steps - 1)])
+    def forward(self, potential: Potential) -> Tensor:
+        """Solved anew from the potential's moments."""
+        mean_T, std_T = potential.moments("exact")
+        return core.quantile_width(mean_T, std_T, v_th=potential.threshold, share=self.share)
 
 
-def _within(parameter: Tensor, low: float, high: float) -> Tensor:
+def _within(parameter: Tensor, low: Tensor | float, high: Tensor | float | None = None) -> Tensor:
     """The parameter's value kept in [low, high], its gradient passed on unchanged: it can come back from outside."""
-    return parameter + (parameter.clamp(low, high) - parameter).detach()
+    value = parameter.detach()
+    kept = torch.maximum(value, torch.as_tensor(low, dtype=value.dtype, device=value.device))
+    if high is not None:
+        kept = torch.minimum(kept, torch.as_tensor(high, dtype=value.dtype, device=value.device))
+    return parameter + (kept - value)
 
 
 class LearnableWidth(Width):
@@ -137,9 +123,10 @@ class LearnableWidth(Width):
             raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
         self.kappa = nn.Parameter(torch.tensor(float(kappa)))
 
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
+    def forward(self, potential: Potential) -> Tensor:
         """The parameter, kept from zero."""
-        return _within(self.kappa, core.KAPPA_MIN * neuron.v_th, math.inf).reshape(1).expand(num_steps)
+        least = core.KAPPA_MIN * potential.threshold
+        return _within(self.kappa, least).reshape(1).expand(potential.num_steps)
 
 
 class SlopeWidth(Width):
@@ -151,25 +138,26 @@ class SlopeWidth(Width):
             raise InputError(f"slope must be positive, got {slope}. ASGL starts at 1.")
         self.slope = nn.Parameter(torch.tensor(float(slope)))
 
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
+    def forward(self, potential: Potential) -> Tensor:
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""
-        low = core.KAPPA_MIN * neuron.v_th
-        return (1 / _within(self.slope, low, 1 / low)).reshape(1).expand(num_steps)
+        least = core.KAPPA_MIN * potential.threshold
+        return (1 / _within(self.slope, least, 1 / least)).reshape(1).expand(potential.num_steps)
 
 
 class DeepTAGEWidth(Width):
     """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves."""
 
+    needs_batch = True
+
     def __init__(self, weight: float = 0.25) -> None:
         super().__init__()
         self.weight = weight
 
-    def forward(self, norms: Sequence[TdBatchNorm], neuron: Neuron, num_steps: int) -> Tensor:
-        """Without potentials (evaluation, plots): 1, the width at t = 1."""
-        return torch.ones(num_steps, device=neuron.tau.device)
-
     @torch.no_grad()
-    def from_potential(self, squares_T: Tensor, sums_T: Tensor, count: int, v_th: float) -> Tensor:
-        """From sum v and sum v^2 over the layer at each step: `sigma_t^2 = sum v^2 - 2 v_th sum v + n v_th^2`."""
-        sigma_T = (squares_T - 2 * v_th * sums_T + count * v_th * v_th).clamp_min(0).sqrt()
-        return core.deeptage_width(sigma_T, weight=self.weight)
+    def forward(self, potential: Potential) -> Tensor:
+        """`sigma_t^2 = sum v^2 - 2 v_th sum v + n v_th^2`. Without potentials (evaluation, plots): 1, the width at t = 1."""
+        sums, v_th = potential.batch, potential.threshold
+        if sums is None:
+            return torch.ones(potential.num_steps, device=potential.tau.device)
+        squares_T = sums.square_T - 2 * v_th * sums.sum_T + sums.values * v_th * v_th
+        return core.deeptage_width(squares_T.clamp_min(0).sqrt(), weight=self.weight).float()

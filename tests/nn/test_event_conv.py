@@ -1,9 +1,6 @@
-"""Layers that may skip zeros: the same numbers, the same parameters, lists made once, a choice that is kept."""
+"""Layers that may skip zeros: the same numbers, the same parameters, a choice that is kept."""
 
 import copy
-import gc
-import io
-import weakref
 
 import pytest
 import torch
@@ -19,11 +16,10 @@ from mpd_agl.nn import (
     EventConv2d,
     EventLinear,
     SpikingBlock,
+    event_conv,
     event_layers,
     fold,
-    handoff,
     over_time,
-    synapses,
 )
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
@@ -81,73 +77,23 @@ def test_every_layer_of_a_network_computes_what_the_dense_one_does(block):
     seen = []
     for name, layer in event_layers(net).items():
         layer.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m, i[0].detach(), o.detach())))
-    for _ in range(2):  # the second pass has its lists from the neurons
-        net(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
-    assert sorted(name for name, *_ in seen) == sorted(2 * list(event_layers(net)))
+    net(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    assert sorted(name for name, *_ in seen) == sorted(event_layers(net))
     for name, layer, x, y in seen:
         exact = F.conv2d(x.double(), layer.weight.detach().double(), None, layer.stride, layer.padding)
         assert float((y - exact).abs().max() / exact.abs().max()) < 1e-6, name
 
 
-def train(net, steps, x, y):
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net.train()(x).mean(0), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def test_fifty_steps_with_lists_from_neurons_are_those_with_scanned_lists(monkeypatch):
-    g = torch.Generator().manual_seed(2)
-    x, y = torch.randn(6, 3, 16, 16, generator=g), torch.randint(0, 10, (6,), generator=g)
-    nets = [network("event", width_mult=0.125) for _ in range(2)]
-    scans = []
-    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
-    handed = train(nets[0], 50, x, y)
-    # the first step scans all 6 layers, later ones only behind the three pools
-    assert len(scans) == 6 + 49 * 3
-    monkeypatch.setattr(SpikingBlock, "_events", lambda *_: None)
-    assert train(nets[1], 50, x, y) == handed
-    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
-    assert handed[-1] < handed[0]
-
-
-def test_lists_are_shared_by_the_readers_of_a_tensor_and_void_after_a_change_in_place(monkeypatch):
-    scans = []
-    monkeypatch.setattr(handoff, "scan", lambda x, **how: scans.append(1) or kernel.scan(x, **how))
-    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
-    x = block(torch.randn(2, 2, 3, 4, 4)).detach()[0]
-    for derive in (lambda x: x[:], torch.clone):
-        scans.clear()
-        other = derive(x)
-        handoff.hand_on(x, None, values=False, read=block._read)
-        handoff.carry(x, other)
-        first = handoff.events_of(other)
-        assert handoff.events_of(x) is first
-        assert len(scans) == 1
-        x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
-        other[0, 0, 0, 0] = x[0, 0, 0, 0]
-        for changed in (x, other):
-            assert handoff.events_of(changed).rate == pytest.approx(float(x.mean()), abs=1e-7)
-        assert first.rate != pytest.approx(float(x.mean()), abs=1e-7)
-        assert len(scans) == 3
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_spikes_changed_in_place_are_read_as_they_are(mode):
-    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True).eval()
+    block = SpikingBlock(nn.Conv2d(3, 8, 1)).eval()
     layer = EventConv2d(8, 4, 3, padding=1, bias=False, conv_impl="event")
     x = torch.randn(1, 2, 3, 6, 6)
-    for _ in range(2):  # scanned, then listed by the neuron
-        with mode():
-            s = block(x)
-            assert float(over_time(layer, s).abs().sum()) > 0
-            s.zero_()
-            assert float(over_time(layer, s).abs().sum()) == 0
+    with mode():
+        s = block(x, num_steps=1)
+        assert float(over_time(layer, s).abs().sum()) > 0
+        s.zero_()
+        assert float(over_time(layer, s).abs().sum()) == 0
 
 
 def test_an_input_buffer_that_is_filled_anew_is_read_anew():
@@ -161,36 +107,6 @@ def test_an_input_buffer_that_is_filled_anew_is_read_anew():
         assert float(over_time(layer, x).abs().sum()) == 0
 
 
-def test_handoffs_stay_outside_the_tensor_and_dense_networks_have_none():
-    for conv in ("dense", "event"):
-        net = network(conv, width_mult=0.125).eval()
-        seen = []
-        for block in (m for m in net.modules() if isinstance(m, SpikingBlock)):
-            block.register_forward_hook(lambda m, i, o, seen=seen: seen.append(o))
-        before = len(handoff._HANDED)
-        net(torch.randn(2, 3, 16, 16))
-        assert [s.__dict__ for s in seen] == [{}] * 7
-        assert [handoff.handed_on(s) is not None for s in seen] == [conv == "event"] * 7
-        file = io.BytesIO()
-        torch.save(seen[0].detach(), file)
-        assert file.tell() < 4 * seen[0].numel() + 4000
-        seen.clear()
-        assert len(handoff._HANDED) == before
-
-
-def test_spikes_do_not_keep_their_block_alive():
-    block = SpikingBlock(nn.Conv2d(3, 8, 1), hands_on=True)
-    with torch.no_grad():
-        block.kept = block(torch.randn(1, 2, 3, 4, 4))
-    alive = weakref.ref(block)
-    s = block.kept.flatten(0, 1)
-    handoff.carry(block.kept, s)
-    del block
-    gc.collect()
-    assert alive() is None
-    assert handoff.events_of(s).channels == 8
-
-
 def test_a_folded_network_runs_in_inference_mode():
     net, x = network("event", width_mult=0.125).eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
@@ -198,25 +114,6 @@ def test_a_folded_network_runs_in_inference_mode():
     with torch.inference_mode():
         assert torch.equal(fold(net)(x), want)
         assert torch.equal(net(x), net(x))
-
-
-@pytest.mark.parametrize("plus", [False, True])
-def test_the_neuron_lists_what_a_scan_finds(plus):
-    torch.manual_seed(0)
-    block = SpikingBlock(nn.Conv2d(3, 37, 3, padding=1), hands_on=True)
-    added = torch.randint(0, 3, (2, 4, 37, 6, 6)).float() if plus else None
-    x = torch.randn(1, 4, 3, 6, 6)
-    for net in (block, fold(block.eval())):
-        net._events_read = True
-        s = net(x, 2, residual=added)
-        carried = handoff.handed_on(s).events
-        scanned = kernel.scan(s.flatten(0, 1), values=plus)
-        assert torch.equal(carried.count, scanned.count)
-        for row in range(carried.count.shape[0]):
-            n = int(carried.count[row, 0])
-            assert torch.equal(carried.index[row, 0, :n], scanned.index[row, 0, :n])
-            ones = int(carried.ones[row, 0]) if plus else n
-            assert not plus or torch.equal(carried.value[row, 0, ones:n], scanned.value[row, 0, ones:n])
 
 
 def test_a_folded_network_gives_the_dense_ones_logits():
@@ -231,7 +128,7 @@ def test_a_folded_network_gives_the_dense_ones_logits():
     folded = fold(event)
     with torch.no_grad():
         before = folded(x)
-        assert torch.equal(folded(x), before)  # with kept weights and handed-on lists
+        assert torch.equal(folded(x), before)  # with kept weights
         layer = event_layers(folded)["conv2"]
         layer.weight.mul_(0)
         assert not torch.equal(folded(x), before)  # a changed weight is packed anew
@@ -246,7 +143,7 @@ def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
     training = tried((9.0, 8.0), (3.0, 2.0, 7.0))  # two passes by events save 2 ms, and their lists cost 4
     later = tried((9.0, 1.0), (3.0, 4.0, 7.0))
     times = iter(evaluation + training + later)
-    monkeypatch.setattr(synapses, "_ms", lambda run: (run(), next(times))[1])
+    monkeypatch.setattr(event_conv, "_ms", lambda run: (run(), next(times))[1])
     layer = EventConv2d(16, 8, 3, padding=1, bias=False, conv_impl="auto")
     x = spikes(2, 16, 6, 6)
     with torch.no_grad():
@@ -311,25 +208,10 @@ def test_a_layer_whose_weight_is_frozen_keeps_nothing_for_it(monkeypatch):
     taken = {"forward": "winograd", "weight_grad": "event", "input_grad": "winograd"}
     layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
     layer.weight.requires_grad_(False)
-    monkeypatch.setattr(synapses, "events_of", lambda x: pytest.fail("scanned"))
+    monkeypatch.setattr(kernel, "scan", lambda x: pytest.fail("scanned"))
     x = spikes(2, 16, 6, 6).requires_grad_()
     layer(x).sum().backward()
     assert x.grad is not None
-
-
-def test_lists_end_with_the_spikes_where_no_pass_keeps_them():
-    layer = EventConv2d(16, 16, 3, padding=1, conv_impl="auto")
-    taken = {"forward": "event", "weight_grad": "winograd", "input_grad": "winograd"}
-    layer.choice, layer.every = Choice(0.5, {n: {w: 1.0} for n, w in taken.items()}, 0.0, taken), 0
-    block = SpikingBlock(nn.Conv2d(3, 16, 3, padding=1, bias=False), hands_on=True)
-    s = block(torch.randn(2, 2, 3, 6, 6))
-    y = over_time(layer, s)
-    lists = weakref.ref(handoff.handed_on(s).events)
-    assert lists() is not None
-    del s
-    gc.collect()
-    assert lists() is None
-    y.sum().backward()
 
 
 def test_a_choice_that_was_never_measured_is_refused():

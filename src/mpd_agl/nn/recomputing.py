@@ -1,4 +1,4 @@
-"""Memory for time: parts of a network keep only their input and are computed again when the backward pass needs what lies within."""
+"""Less memory for more time: parts of a network keep only their input, and the backward pass computes them again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -8,15 +8,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn.block import SpikingBlock
-from mpd_agl.nn.event_layers import Choice, EventLayer
+from mpd_agl.nn.event_conv import Choice, EventLayer
+from mpd_agl.nn.neuron import Neuron
 
 
 @contextmanager
 def repeating(parts: Sequence[nn.Module], choices: Mapping[EventLayer, Choice | None]) -> Iterator[None]:
-    """The second time: statistics go into copies that are thrown away, monitors look elsewhere, layers compute by the first's choices."""
+    """The second pass recomputes what the first one did.
+
+    Running statistics go into copies that are thrown away, monitors ignore the pass, and every layer repeats the choice it made the first
+    time.
+    """
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    blocks = [m for m in modules if isinstance(m, SpikingBlock | EventLayer)]
+    blocks = [m for m in modules if isinstance(m, SpikingBlock | Neuron | EventLayer)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for block in blocks:

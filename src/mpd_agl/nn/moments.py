@@ -1,0 +1,181 @@
+"""What a width rule may know about a layer's membrane potential, and where that knowledge comes from.
+
+A rule asks a `Potential` for the mean and the standard deviation of v_t at each timestep. They are *predicted* from the parameters of the
+norm before the neuron (Theorems 1 and 2), or *measured* while the network trains, where no norm stands before the neuron or where the
+user asks for it. A rule that needs the potentials of the batch at hand declares it (`Width.needs_batch`) and finds their sums here.
+
+Shapes: T timesteps, C channels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl import core
+from mpd_agl.core.mpd import Leak, Moments
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import Replicas
+
+
+class Affine(NamedTuple):
+    """A norm's last step: its output has mean `beta_C` and standard deviation `|gamma_C| * scale` per channel."""
+
+    gamma_C: Tensor
+    beta_C: Tensor
+    scale: float
+    """tdBN's `alpha * v_th`; 1 for every other norm."""
+
+
+def affine_of(norm: nn.Module) -> Affine | None:
+    """gamma, beta and scale of a normalisation layer; None where the module is none that we can read.
+
+    Reads tdBN, BatchNorm, InstanceNorm, GroupNorm, LayerNorm, RMSNorm and what derives from them, by their attributes. Batch norms
+    normalise each channel over the batch, so their output has these moments while training. GroupNorm, LayerNorm and RMSNorm normalise each
+    sample: over a batch the moments hold only roughly.
+
+    >>> affine_of(nn.BatchNorm2d(2)).scale, affine_of(nn.Conv2d(1, 1, 1))
+    (1.0, None)
+    """
+    named = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    threshold_dependent = hasattr(norm, "alpha") and hasattr(norm, "v_th")
+    if not isinstance(norm, named) and not (threshold_dependent and hasattr(norm, "running_mean")):
+        return None
+    scale = float(norm.alpha) * float(norm.v_th) if threshold_dependent else 1.0  # type: ignore[arg-type]
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    # Without an affine step every channel has gamma 1 and beta 0.
+    plain = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)
+    gamma_C = weight.detach().flatten() if isinstance(weight, Tensor) else plain
+    beta_C = bias.detach().flatten() if isinstance(bias, Tensor) else torch.zeros_like(gamma_C)
+    return Affine(gamma_C, beta_C, scale)
+
+
+class PotentialSums(NamedTuple):
+    """Of the potentials of one batch, per timestep, over all neurons of a layer and all processes."""
+
+    values: int
+    """Neurons times samples: the number of potentials in each sum."""
+    sum_T: Tensor
+    """sum of v_t."""
+    square_T: Tensor
+    """sum of v_t^2."""
+
+
+@dataclass(frozen=True)
+class Potential:
+    """What a width rule is asked with: the neuron's constants, T, and the moments of v_t by kind (`paper` or `exact`)."""
+
+    num_steps: int
+    v_th: Tensor | float
+    tau: Tensor
+    moments: Callable[[Moments], tuple[Tensor, Tensor]]
+    """mean_T and std_T of the potential before reset."""
+    batch: PotentialSums | None = None
+    """Where the rule declares `needs_batch`: the sums of this batch. None without gradients, and for plots."""
+
+    @property
+    def threshold(self) -> Tensor | float:
+        """One threshold for the layer: the mean over channels where each has its own."""
+        return self.v_th.detach().mean() if isinstance(self.v_th, Tensor) else self.v_th
+
+
+def predicted(
+    affines: Sequence[Affine],
+    tau: Tensor,
+    num_steps: int,
+    kind: Moments,
+    *,
+    input_scale: Tensor | float = 1.0,
+    leak: Leak = "two",
+) -> tuple[Tensor, Tensor]:
+    """Theorems 1 and 2: mean_T and std_T of a neuron's potential behind norms whose currents are added.
+
+    The means add; the variances add too, the currents taken as independent. `input_scale` multiplies the current, as a neuron does that
+    decays its input: `1 - tau`.
+    """
+    if not affines:
+        raise InputError("the potential's moments are predicted from a norm, got none. Measure them instead.")
+    tau = tau.detach().mean()  # a decay per channel: the layer's mean
+    parts = [core.input_moments(a.gamma_C, a.beta_C, v_th=a.scale, moments=kind) for a in affines]
+    if len(parts) == 1:
+        mean, std = parts[0]
+    else:
+        mean = torch.stack([m for m, _ in parts]).sum()
+        std = torch.stack([s * s for _, s in parts]).sum().sqrt()
+    if not (isinstance(input_scale, float) and input_scale == 1.0):
+        mean, std = mean * input_scale, std * input_scale
+    return core.potential_moments(mean, std, tau, num_steps, leak=leak)
+
+
+class MeasuredMoments(nn.Module):
+    """Running mean and variance of the potential at each timestep, measured on the training batches.
+
+    They are buffers, so they are saved, moved and copied with the network. The first batch sets them; later ones move them by `momentum`.
+    `update` shares the sums between the processes of `share_batch`.
+
+    >>> measured = MeasuredMoments(num_steps=2)
+    >>> measured.update(torch.tensor([[0.0, 2.0], [1.0, 1.0]]))
+    >>> measured.moments()
+    (tensor([1., 1.]), tensor([1., 0.]))
+    """
+
+    mean_T: Tensor
+    var_T: Tensor
+    batches: Tensor
+    replicas: Replicas | None = None
+    """Processes that hold the other parts of each training batch; set by `share_batch`."""
+
+    def __init__(self, num_steps: int = 0, momentum: float = 0.1) -> None:
+        super().__init__()
+        if not 0 < momentum <= 1:
+            raise InputError(
+                f"momentum must lie in (0, 1], got {momentum}. The default is 0.1, as batch norms take it."
+            )
+        self.momentum = momentum
+        self.register_buffer("mean_T", torch.zeros(num_steps))
+        self.register_buffer("var_T", torch.ones(num_steps))
+        self.register_buffer("batches", torch.tensor(0))
+
+    @torch.no_grad()
+    def update(self, v_TM: Tensor) -> None:
+        """Take in the potentials of a batch, time first."""
+        v_TM = v_TM.detach().flatten(1)
+        self.update_sums(PotentialSums(v_TM.shape[1], v_TM.sum(1), v_TM.square().sum(1)))
+
+    @torch.no_grad()
+    def update_sums(self, sums: PotentialSums) -> None:
+        """Take in the sums of a batch."""
+        T = sums.sum_T.shape[0]
+        both_2T = torch.stack([sums.sum_T, sums.square_T]).double()
+        total: Tensor | float = float(sums.values)
+        if self.replicas is not None:
+            *flat, total = self.replicas.sum(torch.cat([both_2T.flatten(), both_2T.new_tensor([sums.values])]))
+            both_2T = torch.stack(flat).view(2, T)
+        mean_T = both_2T[0] / total
+        var_T = (both_2T[1] / total - mean_T.square()).clamp_min(0)
+        mean_T, var_T = (a.to(self.mean_T) for a in (mean_T, var_T))
+        if self.mean_T.shape[0] != T:  # the first batch, or another number of timesteps
+            self.mean_T, self.var_T = mean_T, var_T
+            self.batches.fill_(1)
+            return
+        # The first batch sets the moments: its weight is 1.
+        weight = torch.where(self.batches == 0, 1.0, self.momentum).to(mean_T)
+        self.mean_T.lerp_(mean_T, weight)
+        self.var_T.lerp_(var_T, weight)
+        self.batches.add_(1)
+
+    def moments(self, kind: Moments = "exact") -> tuple[Tensor, Tensor]:
+        """mean_T and std_T. They are the potential's own, so both kinds are the same here."""
+        return self.mean_T, self.var_T.sqrt()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+        saved = state_dict.get(prefix + "mean_T")
+        if saved is not None and saved.shape != self.mean_T.shape:  # T is known only once a batch was seen
+            self.mean_T, self.var_T = self.mean_T.new_zeros(saved.shape), self.var_T.new_ones(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"num_steps={self.mean_T.shape[0]}, momentum={self.momentum}"
