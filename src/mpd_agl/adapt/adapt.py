@@ -173,7 +173,7 @@ def adapt(
     ours = None if shape is None else get_surrogate(shape)
     if calibrate is True:
         calibration.check_untrained(net)
-    layers, refused = _install(net, rule, ours)
+    layers, refused = _install(net, ours)
     try:
         with rehearsal(net):
             run = _runner(net, batch, forward)
@@ -191,7 +191,10 @@ def adapt(
             if calibrate is not False:
                 fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold")
             now = calibration.watch(net, ran, run) if calibrate is not False else before
-            sources = {layer.name: _set_width(layer, now[layer.name], moments, momentum, every) for layer in ran}
+            sources = {
+                layer.name: _set_width(layer, rule, now[layer.name], moments, MeasuredMoments(momentum=momentum), every)
+                for layer in ran
+            }
             with_widths = calibration.watch(net, ran, run, with_widths=True)
     except BaseException:
         for layer in layers:
@@ -213,7 +216,7 @@ def _refusal(name: str, neuron: nn.Module, reason: str) -> NotAdapted:
     return NotAdapted(layer=name, neuron=type(neuron).__name__, reason=reason)
 
 
-def _install(net: nn.Module, rule: Method | None, ours: Surrogate | None) -> tuple[list[Layer], list[NotAdapted]]:
+def _install(net: nn.Module, ours: Surrogate | None) -> tuple[list[Layer], list[NotAdapted]]:
     """Put an AdaptiveSpike where each readable neuron has its surrogate function."""
     layers: list[Layer] = []
     refused: list[NotAdapted] = []
@@ -233,7 +236,6 @@ def _install(net: nn.Module, rule: Method | None, ours: Surrogate | None) -> tup
             adapter.function(neuron),
             shape,
             calls=adapter.calls,
-            width=None if rule is None else rule.width(),
             surrogate=ours,
         )
         spike.train(neuron.training)
@@ -263,19 +265,21 @@ def _runner(net: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], obje
     return lambda: (forward or default_forward)(net, batch)
 
 
-def _set_width(layer: Layer, seen: Watched, wanted: Source, momentum: float, every: int) -> str:
+def _set_width(
+    layer: Layer, rule: Method | None, seen: Watched, wanted: Source, measured: MeasuredMoments, every: int
+) -> str:
     """Decide where the moments come from, and compute the first widths."""
     spike, membrane = layer.spike, layer.adapter.membrane(layer.neuron)
     spike.num_steps, spike.every = seen.num_steps, every
-    if spike.width is None:
+    if rule is None:
         return "own"
+    spike.width = rule.width().to(spike.place.device)
+    measured.to(spike.place.device)
     first_order = membrane.kept is not None and membrane.current_kept is None
     predictable = layer.predictable and first_order and layer.num_calls == 1 and not spike.width.needs_batch
     spike.norms = [norm for _, norm in layer.norms] if predictable else []
-    measured = MeasuredMoments(momentum=momentum).to(spike.place.device)
-    threshold, count = float(membrane.threshold), 1
-    mean_T = seen.mean_T + threshold
-    measured.update_sums(PotentialSums(count, mean_T, seen.var_T + mean_T.square()))
+    mean_T = seen.mean_T + float(membrane.threshold)
+    measured.update_sums(PotentialSums(1, mean_T, seen.var_T + mean_T.square()))
     spike.measured = measured
     asked: list[str] = []
     own_moments = measured.moments

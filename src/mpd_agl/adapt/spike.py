@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # torch.compiler.disable would import the compiler with this package
+from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
@@ -36,6 +36,12 @@ def _scale_of_steps(norm: nn.Module) -> Tensor | None:
     return scale_T
 
 
+@_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
+def uncompiled(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside of a compiled graph: the timestep is Python state, which a graph would freeze."""
+    return function(*args)
+
+
 class AdaptiveSpike(nn.Module):
     """The surrogate function of one neuron at an adaptive width.
 
@@ -55,12 +61,11 @@ class AdaptiveSpike(nn.Module):
         shape: Shape,
         *,
         calls: int = 1,
-        width: Width | None = None,
         surrogate: Surrogate | None = None,
     ) -> None:
         super().__init__()
         self.function, self.shape, self.surrogate, self.calls = function, shape, surrogate, calls
-        self.width = width
+        self.width: Width | None = None  # until the layer is known
         self.register_buffer("place", torch.empty(0), persistent=False)  # moves with the network
         self.measured: MeasuredMoments | None = None
         self.norms: list[nn.Module] = []  # a list: the network has them already
@@ -92,9 +97,11 @@ class AdaptiveSpike(nn.Module):
             handle.remove()
         self.handles = []
 
-    @_disable_dynamo
     def before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the timestep at which the neuron's call begins; at the first one, ask the rule for the widths."""
+        if torch.compiler.is_compiling():
+            uncompiled(AdaptiveSpike.before, self, neuron, args, kwargs)
+            return
         adapter = adapter_of(neuron)
         assert adapter is not None
         self._called = 0
@@ -103,9 +110,11 @@ class AdaptiveSpike(nn.Module):
         if self._time == 0:
             self._begin(neuron, steps or self.num_steps)
 
-    @_disable_dynamo
     def after(self, neuron: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Remember the state that the neuron's call left, to recognise it when it comes back."""
+        if torch.compiler.is_compiling():
+            uncompiled(AdaptiveSpike.after, self, neuron, args, output)
+            return
         adapter = adapter_of(neuron)
         assert adapter is not None
         state = adapter.state_after(neuron, output)
@@ -202,9 +211,11 @@ class AdaptiveSpike(nn.Module):
             mean_T, std_T = mean_T * scale_T, std_T * scale_T.abs()
         return mean_T, std_T
 
-    @_disable_dynamo
     def forward(self, u: Tensor) -> Tensor:
         """Spikes of one timestep."""
+        if torch.compiler.is_compiling():
+            s: Tensor = uncompiled(AdaptiveSpike.forward, self, u)
+            return s
         self._called += 1
         if self._called % self.calls:  # a call for the reset alone: no gradient passes it
             return self.function(u)
