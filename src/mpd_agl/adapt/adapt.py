@@ -51,7 +51,7 @@ class AdaptedLayer:
     """Share of neurons that fire at a step."""
     rate_before: float
     spread_before: float
-    """std / v_th as the network came."""
+    """std / v_th before calibration."""
     spread: float
     """std / v_th now."""
     scale: float
@@ -94,36 +94,38 @@ class Adaptation:
         """A table as plain text."""
         table = Table(title=f"adapted to {self.method}", title_justify="left")
         for column in ("layer", "neuron", "v_th", "tau", "reset", "reads"):
-            table.add_column(column)
-        for column in ("scale", "std/v_th", "sigmas to v_th", "rate", "width", "in width"):
-            table.add_column(column, justify="right")
+            table.add_column(column, no_wrap=True)
+        for column in ("scale", "std/v_th", "to v_th", "rate", "width", "", "inside"):
+            table.add_column(column, justify="right", no_wrap=True)
         for row in self.layers:
             table.add_row(*_cells(row))
         out = io.StringIO()
-        console = Console(file=out, width=150, color_system=None, legacy_windows=False)
+        console = Console(file=out, width=240, color_system=None, legacy_windows=False)
         console.print(table)
         notes = [f"{r.layer}: {r.note}." for r in self.layers if r.note]
         notes += [f"{r.layer} ({r.neuron}) was not adapted: {r.reason}." for r in self.not_adapted]
-        return out.getvalue() + "\n".join(notes)
+        lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        return "\n".join(lines + notes)
 
 
 def _cells(row: AdaptedLayer) -> list[str]:
     """One line of the table."""
     change = f"{row.spread_before:.2f} -> {row.spread:.2f}" if row.spread_before != row.spread else f"{row.spread:.2f}"
     rate = f"{row.rate_before:.1%} -> {row.rate:.1%}" if row.rate_before != row.rate else f"{row.rate:.1%}"
-    width = "its own" if not row.kappa_T else f"{row.kappa_T[0]:.2f} .. {row.kappa_T[-1]:.2f} {row.source}"
+    width = f"{row.kappa_T[0]:.2f} .. {row.kappa_T[-1]:.2f}" if row.kappa_T else "its own"
     return [
         row.layer,
         row.neuron,
         f"{row.v_th:.3g}",
         "-" if row.tau is None else f"{row.tau:.3g}",
-        row.reset,
+        row.reset.removesuffix(", detached"),
         row.norm or row.synapse or "-",
         f"x {row.scale:.3g}",
         change,
-        f"{row.sigmas:+.2f}",
+        f"{row.sigmas:.2f} std",
         rate,
         width,
+        row.source if row.kappa_T else "",
         f"{row.available:.0%}",
     ]
 
@@ -201,9 +203,10 @@ def adapt(
             if layer.spike.handles:
                 _uninstall(layer.neuron, layer.spike, layer.adapter)
         raise
-    rows = [
-        _row(x, rule, sources[x.name], before[x.name], with_widths[x.name], fits.get(x.name)) for x in ran
-    ]
+    for layer in ran:  # the rehearsal gave thresholds that are buffers back, too
+        if (fit := fits.get(layer.name)) is not None and fit.v_th is not None:
+            layer.adapter.set_v_th(layer.neuron, fit.v_th)
+    rows = [_row(x, rule, sources[x.name], before[x.name], with_widths[x.name], fits.get(x.name)) for x in ran]
     return Adaptation(
         method="their own widths" if rule is None else rule.name,
         calibrated=calibrate is not False,
@@ -308,7 +311,6 @@ def _row(
         notes.append(f"the noisy outputs of {rule.name} are left out, as only our own neurons have them")
     if layer.num_calls > 1:
         notes.append(f"the network uses this neuron {layer.num_calls} times; its widths are for all uses together")
-    old_v_th = v_th if fit is None or layer.spike is None else before.std / fit.spread_before if fit.spread_before else v_th
     return AdaptedLayer(
         layer=layer.name,
         neuron=type(layer.neuron).__name__,
@@ -324,7 +326,7 @@ def _row(
         sigmas=-now.mean / max(now.std, 1e-12),
         rate=now.rate,
         rate_before=before.rate,
-        spread_before=before.std / old_v_th,
+        spread_before=before.std / v_th if fit is None else fit.spread_before,
         spread=now.std / v_th,
         scale=1.0 if fit is None else fit.scale,
         rule="own" if rule is None else rule.name,

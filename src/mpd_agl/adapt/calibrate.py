@@ -157,6 +157,8 @@ class Fit:
     spread_before: float
     """Standard deviation of the potential over the threshold."""
     scale: float = 1.0
+    v_th: float | None = None
+    """The threshold that was set instead, where asked."""
     note: str = ""
     passes: int = 0
     done: bool = False
@@ -220,10 +222,10 @@ def _improve(layer: Layer, fit: Fit, std: float, parameters: list[Tensor], *, th
         return
     fit.passes += 1
     factor = min(max(distance / std, 0.05), 20.0)
-    fit.scale *= factor
     if threshold:
-        rest = layer.adapter.membrane(layer.neuron).rest
-        layer.adapter.set_v_th(layer.neuron, float(rest) + distance / factor)
+        fit.v_th = float(layer.adapter.membrane(layer.neuron).rest) + std
+        layer.adapter.set_v_th(layer.neuron, fit.v_th)
         return
+    fit.scale *= factor
     for parameter in parameters:
         parameter.mul_(factor)
