@@ -1,22 +1,14 @@
 """A neuron whose width is held at its own surrogate's gives the spikes and gradients it gave before."""
 
-import warnings
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.adapt import AdaptiveSpike, adapt, adaptive_spikes, release
 from mpd_agl.nn import LIF, FixedWidth, Method
+from tests.adapt.peers import OwnCell, OwnNeuron, peer, register_own
 
 T, N, F = 5, 3, 7
-
-
-def peer(name: str):
-    """A library of others; its warnings at import are its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(name)
 
 
 class Looped(nn.Module):
@@ -176,3 +168,15 @@ def test_norse(kind, method):
     synapse.weight.data.mul_(5)
     net = Looped(synapse, neuron, 1) if kind.endswith("Cell") else Multi(synapse, neuron)
     check(net)
+
+
+@pytest.mark.parametrize("kind", [OwnNeuron, OwnCell])
+def test_own(kind):
+    register_own()
+    torch.manual_seed(0)
+    neuron, synapse = kind(), nn.Linear(F, 4)
+
+    def to_rest(net):
+        net.neuron.v = None
+
+    check(Looped(synapse, neuron, 0) if kind is OwnCell else Multi(synapse, neuron), to_rest)

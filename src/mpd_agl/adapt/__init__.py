@@ -11,8 +11,8 @@ __all__ = [
     "Membrane",
     "NotAdapted",
     "adapt",
-    "adaptive_spikes",
     "adapter_of",
+    "adaptive_spikes",
     "register_neuron",
     "release",
 ]

@@ -1,4 +1,4 @@
-"""`adapt(net, batch)`: the scale and the width that fit, on the network you already have; `release(net)` gives it back."""
+"""`adapt(net, batch)`: a scale and a width that fit, on the network you already have; `release` gives it back."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from mpd_agl.adapt import calibrate as calibration
+from mpd_agl.adapt import fuse as fusing
 from mpd_agl.adapt.adapters import Adapter, adapter_of
 from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
@@ -20,6 +21,7 @@ from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import MeasuredMoments, PotentialSums
+from mpd_agl.nn.neuron import Neuron
 
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
@@ -65,6 +67,8 @@ class AdaptedLayer:
     """The first widths; empty where the neuron keeps its own."""
     available: float
     """Share of neurons whose potential lies within the width, so that a gradient reaches them."""
+    fused: str
+    """What runs as one kernel: "norm + neuron", "neuron" or nothing."""
     note: str
 
 
@@ -141,24 +145,31 @@ def adapt(
     momentum: float = 0.1,
     every: int = 8,
     forward: Callable[[nn.Module, Any], object] | None = None,
+    fuse: bool = False,
 ) -> Adaptation:
     """Give the neurons of an existing network a surrogate gradient that fits, in place; train it then as before.
 
-    Reads networks made of SpikingJelly's, snnTorch's and Norse's neurons, and of one's own (`register_neuron`). Two things must fit: the scale of
-    the potential to the threshold, and the width of the surrogate to the potential.
+    Reads networks made of SpikingJelly's, snnTorch's and Norse's neurons, and of one's own (`register_neuron`). Two
+    things must fit: the scale of the potential to the threshold, and the width of the surrogate to the potential.
 
-    `batch` is one training batch, as large as you train with; it is run as `net(batch)`, or `net(batch[0])` of a pair, or by your own
-    `forward(net, batch)`, which then has the loop over time. The passes leave running statistics, states and random numbers as they were.
+    `batch` is one training batch, as large as you train with; it is run as `net(batch)`, or `net(batch[0])` of a
+    pair, or by your own `forward(net, batch)`, which then has the loop over time. The passes leave running
+    statistics, states and random numbers as they were.
 
-    `calibrate=True` multiplies each layer's current (the weight and bias of the norm before it, else of the synapse) so that the standard
-    deviation of the potential is the threshold. It is refused for a network that looks trained, unless it is "force". "threshold" moves the
-    thresholds instead. False leaves the scale alone.
+    `calibrate=True` multiplies each layer's current (the weight and bias of the norm before it, else of the synapse)
+    so that the standard deviation of the potential is the threshold. It is refused for a network that looks trained,
+    unless it is "force". "threshold" moves the thresholds instead. False leaves the scale alone.
 
-    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None keeps the widths. Where a
-    norm stands before a neuron, the rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7);
-    elsewhere, and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training pass.
+    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None
+    keeps the widths. Where a norm stands before a neuron, the rule's moments are predicted from the norm's parameters
+    at every training pass (the generalised Eq. 7); elsewhere, and with `moments="measured"`, they are running moments
+    of the potential, measured on every `every`-th training pass.
 
-    The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of `core.SURROGATES`) replaces its shape.
+    The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
+    `core.SURROGATES`) replaces its shape.
+
+    `fuse=True` runs norm and neuron of SpikingJelly's IF, LIF and ParametricLIF nodes as one kernel, where spikes and
+    gradients on the batch are the same.
 
     Returns what was found and done; print it.
     """
@@ -176,6 +187,9 @@ def adapt(
     if calibrate is True:
         calibration.check_untrained(net)
     layers, refused = _install(net, ours)
+    name = "their own widths" if rule is None else rule.name
+    if not layers:
+        return Adaptation(method=name, calibrated=False, layers=(), not_adapted=tuple(refused))
     try:
         with rehearsal(net):
             run = _runner(net, batch, forward)
@@ -198,6 +212,7 @@ def adapt(
                 for layer in ran
             }
             with_widths = calibration.watch(net, ran, run, with_widths=True)
+        left = fusing.fuse(net, ran, _runner(net, batch, forward)) if fuse else {}
     except BaseException:
         for layer in layers:
             if layer.spike.handles:
@@ -206,9 +221,12 @@ def adapt(
     for layer in ran:  # the rehearsal gave thresholds that are buffers back, too
         if (fit := fits.get(layer.name)) is not None and fit.v_th is not None:
             layer.adapter.set_v_th(layer.neuron, fit.v_th)
-    rows = [_row(x, rule, sources[x.name], before[x.name], with_widths[x.name], fits.get(x.name)) for x in ran]
+    rows = [
+        _row(x, rule, sources[x.name], before[x.name], with_widths[x.name], fits.get(x.name), left.get(x.name, ""))
+        for x in ran
+    ]
     return Adaptation(
-        method="their own widths" if rule is None else rule.name,
+        method=name,
         calibrated=calibrate is not False,
         layers=tuple(rows),
         not_adapted=tuple(refused),
@@ -224,6 +242,9 @@ def _install(net: nn.Module, ours: Surrogate | None) -> tuple[list[Layer], list[
     layers: list[Layer] = []
     refused: list[NotAdapted] = []
     for name, neuron in list(net.named_modules()):
+        if isinstance(neuron, Neuron):
+            refused.append(_refusal(name, neuron, "it is one of ours and has its own width rule"))
+            continue
         adapter = adapter_of(neuron)
         if adapter is None:
             continue
@@ -247,17 +268,17 @@ def _install(net: nn.Module, ours: Surrogate | None) -> tuple[list[Layer], list[
         adapter.put(neuron, spike)
         spike.attach(neuron)
         layers.append(Layer(name, neuron, adapter, spike))
-    if not layers:
+    if not layers and not any(isinstance(m, Neuron) for m in net.modules()):
         found = "; ".join(f"{r.layer} ({r.neuron}): {r.reason}" for r in refused[:3])
         raise InputError(
-            "no neuron was found that can be adapted: neurons of SpikingJelly, snnTorch and Norse can, and your own after "
-            f"register_neuron.{' Found: ' + found + '.' if found else ''}"
+            "no neuron was found that can be adapted: those of SpikingJelly, snnTorch and Norse can, and your own "
+            f"after register_neuron.{' Found: ' + found + '.' if found else ''}"
         )
     return layers, refused
 
 
 def _step_only(adapter: Adapter, neuron: nn.Module, reason: str) -> Shape | str:
-    """A surrogate whose gradient is of no use to us, but whose forward is the step: our shape can replace its gradient."""
+    """A surrogate whose gradient is of no use, but whose forward is the step: our shape can replace its gradient."""
     u = torch.tensor([-1.0, 0.0, 1.0])
     with torch.no_grad():
         s = adapter.function(neuron)(u)
@@ -284,13 +305,10 @@ def _set_width(
     mean_T = seen.mean_T + float(membrane.threshold)
     measured.update_sums(PotentialSums(1, mean_T, seen.var_T + mean_T.square()))
     spike.measured = measured
-    asked: list[str] = []
-    own_moments = measured.moments
-    measured.moments = lambda kind="exact": asked.append(kind) or own_moments(kind)  # type: ignore[method-assign, assignment, return-value]
-    spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
-    del measured.moments
-    if not asked:  # the rule reads no moments: nothing to measure
+    if not spike.reads_moments(membrane):  # nothing to measure
         spike.measured = None
+    spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
+    if spike.measured is None:
         return "rule"
     if predictable and wanted != "measured":
         spike.measured = None
@@ -300,13 +318,14 @@ def _set_width(
 
 
 def _row(
-    layer: Layer, rule: Method | None, source: str, before: Watched, now: Watched, fit: Fit | None
+    layer: Layer, rule: Method | None, source: str, before: Watched, now: Watched, fit: Fit | None, left: str
 ) -> AdaptedLayer:
     membrane, spike = layer.adapter.membrane(layer.neuron), layer.spike
     v_th = float(membrane.threshold)
     kept = membrane.kept
     tau = None if kept is None else float(kept.mean()) if isinstance(kept, Tensor) else float(kept)
     notes = [] if fit is None or not fit.note else [f"not calibrated: {fit.note}"]
+    notes += [left] if left else []
     if rule is not None and rule.noise > 0:
         notes.append(f"the noisy outputs of {rule.name} are left out, as only our own neurons have them")
     if layer.num_calls > 1:
@@ -334,11 +353,14 @@ def _row(
         natural_width=None if spike.surrogate is not None else spike.shape.width,
         kappa_T=() if spike.kappa_T is None else tuple(float(k) for k in spike.kappa_T),
         available=now.available,
+        fused="" if spike.fusion is None else "neuron" if spike.fusion.norm is None else "norm + neuron",
         note="; ".join(notes),
     )
 
 
 def _uninstall(neuron: nn.Module, spike: AdaptiveSpike, adapter: Adapter) -> None:
+    if spike.fusion is not None:
+        spike.fusion.take_out()
     spike.detach()
     adapter.put(neuron, spike.function)
 
@@ -346,9 +368,10 @@ def _uninstall(neuron: nn.Module, spike: AdaptiveSpike, adapter: Adapter) -> Non
 def release(net: nn.Module, *, keep_widths: bool = True) -> dict[str, float | None]:
     """Take everything of ours out of an adapted network: every neuron calls its own surrogate function again.
 
-    With `keep_widths` each surrogate that has a parameter for it keeps its last width, the mean over the timesteps: SpikingJelly's with `alpha`,
-    snnTorch's `atan` and `sigmoid`. The saved network then needs no part of this package. Calibrated weights stay as they are. Returns the width
-    that each layer's surrogate has now where it was set, None where it is as it was.
+    With `keep_widths` each surrogate that has a parameter for it keeps its last width, the mean over the timesteps:
+    SpikingJelly's with `alpha`, snnTorch's `atan` and `sigmoid`. The saved network then needs no part of this
+    package. Calibrated weights stay as they are. Returns the width that each layer's surrogate has now where it was
+    set, None where it is as it was.
     """
     widths: dict[str, float | None] = {}
     spikes: Sequence[tuple[str, nn.Module, AdaptiveSpike]] = adaptive_spikes(net)

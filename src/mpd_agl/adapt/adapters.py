@@ -1,7 +1,8 @@
-"""Spiking neurons of other libraries as `adapt` sees them: what to read of each, and where its surrogate function is called.
+"""Spiking neurons of other libraries as `adapt` sees them: what to read of each, and where its surrogate function is
+called.
 
-The libraries are never imported. A neuron is recognised by the names in its class's ancestry, so a subclass of SpikingJelly's LIFNode is a
-LIFNode. One's own neuron is made known by `register_neuron`.
+The libraries are never imported. A neuron is recognised by the names in its class's ancestry, so a subclass of
+SpikingJelly's LIFNode is a LIFNode. One's own neuron is made known by `register_neuron`.
 """
 
 from collections.abc import Callable
@@ -20,17 +21,17 @@ Reset = Literal["hard", "soft", "none"]
 
 @dataclass(frozen=True)
 class Membrane:
-    """The constants of a neuron: `v_t = rest + kept (v_{t-1} - rest) + input_scale i_t`, then the spike and the reset."""
+    """A neuron's constants: `v_t = rest + kept (v_{t-1} - rest) + input_scale i_t`, then the spike and the reset."""
 
     v_th: Tensor | float
     rest: Tensor | float
     kept: Tensor | float | None
-    """The share of the potential that is kept from one step to the next (our tau); None where it is not of this form."""
+    """The share of the potential that is kept to the next step (our tau); None where it is not of this form."""
     input_scale: Tensor | float
     reset: Reset
     detach_reset: bool
     current_kept: Tensor | float | None = None
-    """Where the neuron filters its current before the membrane (snnTorch's Synaptic, Norse's LIF): the share kept of that."""
+    """Where the neuron filters its current first (snnTorch's Synaptic, Norse's LIF): the share kept of the current."""
 
     @property
     def threshold(self) -> Tensor | float:
@@ -41,7 +42,7 @@ class Membrane:
 
 
 class Adapter:
-    """How one family of neurons is read. The defaults fit a neuron that keeps its surrogate function in one attribute."""
+    """How one family of neurons is read, and where its surrogate function is."""
 
     library = ""
     calls = 1
@@ -118,7 +119,9 @@ class SpikingJelly(Adapter):
     def matches(self, neuron: nn.Module) -> bool:
         """Every node; those that we cannot read are refused with a reason."""
         names = _ancestors(neuron, self.library)
-        return bool(names & {"BaseNode", "SimpleBaseNode"}) or ("MemoryModule" in names and hasattr(neuron, "surrogate_function"))
+        return bool(names & {"BaseNode", "SimpleBaseNode"}) or (
+            "MemoryModule" in names and hasattr(neuron, "surrogate_function")
+        )
 
     def refusal(self, neuron: nn.Module) -> str | None:
         """Other dynamics, and backends that do not call the surrogate function."""
@@ -173,7 +176,7 @@ class SpikingJelly(Adapter):
         return neuron.surrogate_function  # type: ignore[return-value]
 
     def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
-        """In its place. A node whose surrogate function is not one of its library's runs the plain steps, which call it."""
+        """In its place. With a surrogate function not of its library the node runs the plain steps, which call it."""
         replace_attribute(neuron, "surrogate_function", function)
 
     def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
@@ -186,7 +189,7 @@ class SpikingJelly(Adapter):
 
 
 class SnnTorch(Adapter):
-    """Leaky, Synaptic, Lapicque, RLeaky and RSynaptic: one timestep a call, the surrogate called for the reset and for the spike."""
+    """Leaky, Synaptic, Lapicque, RLeaky, RSynaptic: one timestep a call, the surrogate called for reset and spike."""
 
     library = "snntorch"
     calls = 2
@@ -251,7 +254,7 @@ class SnnTorch(Adapter):
     def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
         """A buffer or a parameter, which stays what it is."""
         with torch.no_grad():
-            neuron.threshold.fill_(v_th)  # type: ignore[operator, union-attr]
+            neuron.threshold.fill_(v_th)  # type: ignore[operator]
 
     def to_rest(self, neuron: nn.Module) -> None:
         """As utils.reset does."""
@@ -261,8 +264,8 @@ class SnnTorch(Adapter):
 class _NorseStep(nn.Module):
     """A step function of Norse that calls `spike` where it would call Norse's `threshold`.
 
-    Norse's step functions take the surrogate by name from the neuron's parameters, so there is no function to replace: the step function runs
-    here with a `threshold` of our own among its globals.
+    Norse's step functions take the surrogate by name from the neuron's parameters, so there is no function to
+    replace: the step function runs here with a `threshold` of our own among its globals.
     """
 
     def __init__(self, step: Callable[..., Any], spike: nn.Module) -> None:
@@ -271,8 +274,9 @@ class _NorseStep(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the step function."""
-        scope = {**self.step.__globals__, "threshold": lambda u, method, alpha: self.spike(u)}  # type: ignore[attr-defined]
-        own = FunctionType(self.step.__code__, scope, self.step.__name__, self.step.__defaults__, self.step.__closure__)  # type: ignore[attr-defined]
+        step: Any = self.step
+        scope = {**step.__globals__, "threshold": lambda u, method, alpha: self.spike(u)}
+        own = FunctionType(step.__code__, scope, step.__name__, step.__defaults__, step.__closure__)
         return own(*args, **kwargs)
 
 
@@ -290,7 +294,7 @@ class NorseSurrogate:
 
 
 class Norse(Adapter):
-    """LIFCell, LIF, LIFRecurrentCell, LIFRecurrent and LIFBoxCell: the surrogate is chosen by name, `p.method` and `p.alpha`."""
+    """LIFCell, LIF, LIFRecurrentCell, LIFRecurrent, LIFBoxCell: `p.method` and `p.alpha` choose the surrogate."""
 
     library = "norse"
 
@@ -311,17 +315,18 @@ class Norse(Adapter):
 
     def membrane(self, neuron: nn.Module) -> Membrane:
         """`v += dt/tau_mem (v_leak - v + i)` with the current kept by `1 - dt/tau_syn`."""
-        p, dt = neuron.p, float(neuron.dt)  # type: ignore[arg-type]
-        rate: Any = dt * p.tau_mem_inv  # type: ignore[union-attr]
+        n: Any = neuron
+        p, dt = n.p, float(n.dt)
+        rate: Any = dt * p.tau_mem_inv
         soft = getattr(getattr(p, "reset_method", None), "__name__", "") == "reset_subtract"
         return Membrane(
-            v_th=p.v_th,  # type: ignore[union-attr, arg-type]
-            rest=p.v_leak,  # type: ignore[union-attr, arg-type]
+            v_th=p.v_th,
+            rest=p.v_leak,
             kept=1 - rate,
             input_scale=rate,
             reset="soft" if soft else "hard",
             detach_reset="Recurrent" in _named(neuron, self.library),
-            current_kept=1 - dt * p.tau_syn_inv if hasattr(p, "tau_syn_inv") else None,  # type: ignore[operator]
+            current_kept=1 - dt * p.tau_syn_inv if hasattr(p, "tau_syn_inv") else None,
         )
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -388,6 +393,7 @@ class Registered(Adapter):
     reset: Reset
     detach_reset: bool
     state: str | None
+    at_rest: object = None
     calls: int = 1
     library: str = "own"
 
@@ -407,7 +413,7 @@ class Registered(Adapter):
         )
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Without a state to look at, each call of the neuron is a sequence; the calls of the surrogate are its steps."""
+        """Without a state to look at, a call of the neuron is a sequence, and the calls of its surrogate are the steps."""
         return 0 if self.state is None else None
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -418,6 +424,11 @@ class Registered(Adapter):
         """The attribute, where it holds a tensor."""
         state = getattr(neuron, self.state) if self.state is not None else None
         return state if isinstance(state, Tensor) else None
+
+    def to_rest(self, neuron: nn.Module) -> None:
+        """The attribute's value at rest."""
+        if self.state is not None:
+            setattr(neuron, self.state, self.at_rest)
 
     def function(self, neuron: nn.Module) -> SpikeFunction:
         """The attribute."""
@@ -454,15 +465,18 @@ def register_neuron(
     reset: Reset = "hard",
     detach_reset: bool = False,
     state: str | None = None,
+    at_rest: float | None = None,
     calls: int = 1,
 ) -> None:
-    """Make your own neuron known to `adapt`: any module that calls one surrogate function on `v - v_th`, once per timestep.
+    """Make your own neuron known to `adapt`: any module that calls one surrogate function on `v - v_th`, once per
+    timestep.
 
-    `spike` names the attribute that holds the surrogate function; the neuron must call it as `self.<spike>(v - v_th)`. The others are names of
-    attributes, numbers, or functions of the neuron: its threshold, `tau` (the share of the potential that is kept; without it the potential is
-    measured, never predicted), what multiplies its current, and the potential at rest. `state` names the attribute that holds the potential of
-    a neuron that is called once per timestep, and is no tensor at rest; leave it out where one call is a whole sequence. `calls` is how often
-    the function is called per timestep; the last call makes the spikes.
+    `spike` names the attribute that holds the surrogate function; the neuron must call it as `self.<spike>(v -
+    v_th)`. The others are names of attributes, numbers, or functions of the neuron: its threshold, `tau` (the share
+    of the potential that is kept; without it the potential is measured, never predicted), what multiplies its
+    current, and the potential at rest. `state` names the attribute that holds the potential of a neuron that is
+    called once per timestep, and `at_rest` what it holds at rest, which is no tensor; leave them out where one call
+    is a whole sequence. `calls` is how often the function is called per timestep; the last call makes the spikes.
 
     >>> class MyNeuron(nn.Module):
     ...     def __init__(self, surrogate):
@@ -477,7 +491,7 @@ def register_neuron(
     ...         return torch.stack(spikes)
     >>> register_neuron(MyNeuron, spike="surrogate", v_th="v_th", tau="decay")
     """
-    own = Registered(kind, spike, v_th, tau, input_scale, rest, reset, detach_reset, state, calls)
+    own = Registered(kind, spike, v_th, tau, input_scale, rest, reset, detach_reset, state, at_rest, calls)
     others = [a for a in _ADAPTERS if not (isinstance(a, Registered) and a.kind is kind)]
     _ADAPTERS[:] = [own, *others]  # first: a registered subclass of a library's neuron is read as registered
     _BY_CLASS.clear()

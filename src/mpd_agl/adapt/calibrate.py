@@ -1,10 +1,12 @@
 """The scale of the current, so that the potential's spread fits the threshold.
 
-With plain batch norms and the usual thresholds the potential often never comes near the threshold: SpikingJelly's defaults give it a standard
-deviation of a quarter to a third of v_th. Then layers are silent and no width helps. Calibration multiplies the current of each layer so that the
-standard deviation of v, over the batch, the neurons and the timesteps, is v_th (counted from the potential at rest), as tdBN has it.
+With plain batch norms and the usual thresholds the potential often never comes near the threshold: SpikingJelly's
+defaults give it a standard deviation of a quarter to a third of v_th. Then layers are silent and no width helps.
+Calibration multiplies the current of each layer so that the standard deviation of v, over the batch, the neurons and
+the timesteps, is v_th (counted from the potential at rest), as tdBN has it.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -68,7 +70,7 @@ class Watched:
     @property
     def std(self) -> float:
         """Standard deviation of u over all steps."""
-        return max(self._share(1) - self.mean**2, 0.0) ** 0.5
+        return math.sqrt(max(self._share(1) - self.mean**2, 0.0))
 
     @property
     def rate(self) -> float:
@@ -100,8 +102,9 @@ def watch(net: nn.Module, layers: Iterable[Layer], run: Run, *, with_widths: boo
 def signs_of_training(net: nn.Module) -> str | None:
     """Why a network looks trained, as a clause; None where nothing says so.
 
-    Batch norms that have counted batches, norms whose weights differ from channel to channel or whose biases are not zero, and parameters that
-    hold a gradient. Weights that were loaded into a network without norms look like any others: there the caller must know.
+    Batch norms that have counted batches, norms whose weights differ from channel to channel or whose biases are not
+    zero, and parameters that hold a gradient. Weights that were loaded into a network without norms look like any
+    others: there the caller must know.
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
@@ -129,7 +132,7 @@ def check_untrained(net: nn.Module) -> None:
 
 
 def scaled_by(layer: Layer) -> tuple[list[Tensor], str]:
-    """The parameters that multiply a layer's current: those of its norms, else of its synapses; or a clause that says why there are none."""
+    """The parameters that multiply a layer's current, of its norms or else its synapses; or why there are none."""
     own: list[Tensor] = list(layer.adapter.weights(layer.neuron))
     if layer.norms:
         modules = [m for _, m in layer.norms]
@@ -169,8 +172,9 @@ def calibrate(
 ) -> dict[str, Fit]:
     """Bring each layer's spread to its threshold, in the order in which the layers run; in place.
 
-    The spread behind a norm does not depend on the layers before, so all those are scaled at once, and again until they fit. A layer without
-    a norm waits until all before it fit. With `threshold` the threshold is moved to the spread instead.
+    The spread behind a norm does not depend on the layers before, so all those are scaled at once, and again until
+    they fit. A layer without a norm waits until all before it fit. With `threshold` the threshold is moved to the
+    spread instead.
     """
     fits = {layer.name: Fit(before[layer.name].std / _distance(layer)) for layer in layers}
     parameters: dict[str, list[Tensor]] = {}

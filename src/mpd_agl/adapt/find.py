@@ -1,8 +1,8 @@
 """What stands before each spiking neuron: found by following one training pass back through its graph of gradients.
 
-Every tensor of a pass knows the operation that made it, and that one the operations before it. Walking back from a neuron's current, the first
-norm, synapse or neuron on each path is what the current is made of. So a norm is found through views, folded time, pooling and sums, however the
-network's `forward` is written.
+Every tensor of a pass knows the operation that made it, and that one the operations before it. Walking back from a
+neuron's current, the first norm, synapse or neuron on each path is what the current is made of. So a norm is found
+through views, folded time, pooling and sums, however the network's `forward` is written.
 """
 
 import contextlib
@@ -18,10 +18,33 @@ from mpd_agl.adapt.spike import AdaptiveSpike, affine_before
 
 SYNAPSES = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.Embedding)
 
-_MOVES = (
-    "Alias AsStrided Cat Clone Contiguous Expand Permute Repeat Reshape Select Slice Split Squeeze Stack ToCopy Transpose T Unbind Unfold "
-    "UnsafeSplit UnsafeView Unsqueeze View Flatten Movedim"
-).split()
+_MOVES = {
+    "Alias",
+    "AsStrided",
+    "Cat",
+    "Clone",
+    "Contiguous",
+    "Expand",
+    "Permute",
+    "Repeat",
+    "Reshape",
+    "Select",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "Stack",
+    "ToCopy",
+    "Transpose",
+    "T",
+    "Unbind",
+    "Unfold",
+    "UnsafeSplit",
+    "UnsafeView",
+    "Unsqueeze",
+    "View",
+    "Flatten",
+    "Movedim",
+}
 """Operations that only move values, as torch names them in the graph."""
 _PRODUCTS = ("Convolution", "Addmm", "Mm", "Bmm", "Linear", "Baddbmm", "Einsum")
 
@@ -40,7 +63,7 @@ class Layer:
     predictable: bool = False
     """Whether the current is the norms' output, or a sum of them, and nothing else."""
     is_direct: bool = False
-    """Whether the norm's output is the neuron's current as it stands, one norm and nothing between."""
+    """Whether the output of one norm is the neuron's current as it stands, only moved."""
     num_calls: int = 0
     """How often a training pass calls the neuron at the first timestep."""
 
@@ -63,7 +86,7 @@ class Tracer:
     """Hooks on norms, synapses and neurons that remember which operation made each one's output."""
 
     made_by: dict[Any, tuple[str, nn.Module]] = field(default_factory=dict)
-    """Operation -> the module whose output it made. The operations are kept, so that none is freed and its address used again."""
+    """Operation -> the module whose output it made. Kept here, no operation is freed and its address used again."""
     norm_inputs: dict[nn.Module, Any] = field(default_factory=dict)
     currents: dict[nn.Module, Any] = field(default_factory=dict)
     """Neuron -> the operation that made its first current."""
@@ -101,7 +124,7 @@ class Tracer:
                 self.order.append(module)
 
     def sources(self, node: Any) -> tuple[list[tuple[str, nn.Module] | None], set[str]]:
-        """The modules that a value comes from, and the operations between; None stands for a source that is no module of ours."""
+        """The modules that a value comes from, None for a source that is none, and the operations between."""
         found: list[tuple[str, nn.Module] | None] = []
         between: set[str] = set()
         seen, todo = set(), [node]
@@ -133,8 +156,8 @@ class Tracer:
             synapses += [f for f in behind if f is not None and isinstance(f[1], SYNAPSES)]
         layer.synapses = synapses
         only_norms = len(layer.norms) == len(found) > 0
-        layer.predictable = only_norms and between <= {*_MOVES, "Add"} and (len(found) == 1 or "Add" in between)
-        layer.is_direct = only_norms and len(found) == 1 and not between
+        layer.predictable = only_norms and between <= _MOVES | {"Add"} and (len(found) == 1 or "Add" in between)
+        layer.is_direct = only_norms and len(found) == 1 and between <= _MOVES
 
 
 Run = Callable[[], object]
@@ -157,9 +180,11 @@ def to_rest(net: nn.Module) -> None:
 
 @contextlib.contextmanager
 def rehearsal(net: nn.Module) -> Iterator[None]:
-    """Training passes that leave no trace: modes, buffers (running statistics among them), states and random numbers come back."""
+    """Training passes that leave no trace: modes, buffers, states and random numbers come back."""
     modes = {m: m.training for m in net.modules()}
-    buffers = {m: {k: (b, None if b is None else b.detach().clone()) for k, b in m._buffers.items()} for m in net.modules()}
+    buffers = {
+        m: {k: (b, None if b is None else b.detach().clone()) for k, b in m._buffers.items()} for m in net.modules()
+    }
     devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=[d for d in devices if d is not None]):
         net.train()

@@ -1,4 +1,4 @@
-"""`AdaptiveSpike`: stands where a neuron's surrogate function was, and calls it at the width that the rule gives for each timestep."""
+"""`AdaptiveSpike` stands where a neuron's surrogate function was, and calls it at the width of each timestep."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Watcher = Callable[[int, Tensor, Tensor], None]
 
 
 def affine_before(norm: nn.Module) -> Affine | None:
-    """`affine_of`, with what SpikingJelly does otherwise: its tdBN keeps `alpha * v_th` in the weight, so the scale is 1."""
+    """`affine_of`; SpikingJelly's tdBN keeps `alpha * v_th` in its weight, so the scale is 1 there."""
     affine = affine_of(norm)
     if affine is None or type(norm).__module__.split(".")[0] != "spikingjelly":
         return affine
@@ -32,8 +32,13 @@ def _scale_of_steps(norm: nn.Module) -> Tensor | None:
     """TEBN multiplies the current of each timestep by a learnable number."""
     if not type(norm).__name__.startswith("TemporalEffectiveBatchNorm"):
         return None
-    scale_T: Tensor = norm.scale.detach().flatten()  # type: ignore[union-attr, operator, assignment]
+    scale_T: Tensor = norm.scale.detach().flatten()  # type: ignore[operator]
     return scale_T
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    """What a tensor shares with its detached versions. It is not kept alive, and none other gets its address."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
@@ -45,12 +50,13 @@ def uncompiled(function: Callable[..., Any], *args: Any) -> Any:
 class AdaptiveSpike(nn.Module):
     """The surrogate function of one neuron at an adaptive width.
 
-    It is called as the neuron called its own function: on `u = v - v_th` of one timestep. In training it calls that function on `u r_t`, with
-    `r_t` the function's natural width over kappa_t: the spikes are the same, and the gradient has the width kappa_t and the area it had. In
-    evaluation, and without gradients, it calls the function on u and computes nothing.
+    It is called as the neuron called its own function: on `u = v - v_th` of one timestep. In training it calls that
+    function on `u r_t`, with `r_t` the function's natural width over kappa_t: the spikes are the same, and the
+    gradient has the width kappa_t and the area it had. In evaluation, and without gradients, it calls the function on
+    u and computes nothing.
 
-    kappa_T comes from the width rule once per sequence. The rule asks for the moments of the potential: *predicted* from the parameters of the
-    norms before the neuron, or *measured* on every n-th training sequence.
+    kappa_T comes from the width rule once per sequence. The rule asks for the moments of the potential: *predicted*
+    from the parameters of the norms before the neuron, or *measured* on every n-th training sequence.
     """
 
     place: Tensor
@@ -73,6 +79,8 @@ class AdaptiveSpike(nn.Module):
         self.kappa_T: Tensor | None = None
         """The last widths."""
         self.watcher: Watcher | None = None
+        self.fusion: Any = None
+        """Where norm and neuron run as one kernel (`adapt.fuse`), what runs them."""
         self.handles: list[RemovableHandle] = []
         self._forget()
 
@@ -121,14 +129,14 @@ class AdaptiveSpike(nn.Module):
         if state is None:
             return
         # The same storage is the same state: detaching it between two chunks of a sequence does not start a new one.
-        self._states = [(s, t) for s, t in self._states if not s.expired()]
-        self._states.append((StorageWeakRef(state.untyped_storage()), self._time))
+        self._states = [(s, t) for s, t in self._states if not s.expired()]  # type: ignore[no-untyped-call]
+        self._states.append((_storage(state), self._time))
 
     def _time_after(self, state: Tensor | None) -> int:
         """The timestep that follows a state: 0 at rest, and for a state that none of the neuron's calls left."""
         if state is None:
             return 0
-        found = StorageWeakRef(state.untyped_storage()).cdata
+        found = _storage(state).cdata
         return next((t + 1 for s, t in reversed(self._states) if s.cdata == found), 0)
 
     @property
@@ -163,7 +171,9 @@ class AdaptiveSpike(nn.Module):
         sums = torch.stack([torch.stack([u, uu]) for _, u, uu in steps]).double()
         u_T, uu_T = sums[:, 0], sums[:, 1]
         v_T, vv_T = u_T + count * threshold, uu_T + 2 * threshold * u_T + count * threshold * threshold
-        if (missing := self.measured.mean_T.shape[0] - len(steps)) > 0:  # a shorter sequence says nothing of the later steps
+        if (
+            missing := self.measured.mean_T.shape[0] - len(steps)
+        ) > 0:  # a shorter sequence says nothing of the later steps
             mean_T, std_T = (m[-missing:].double() for m in self.measured.moments())
             v_T = torch.cat([v_T, count * mean_T])
             vv_T = torch.cat([vv_T, count * (std_T.square() + mean_T.square())])
@@ -173,8 +183,7 @@ class AdaptiveSpike(nn.Module):
     def widths(self, membrane: Membrane, num_steps: int) -> Tensor:
         """kappa_T of the rule, from the potential as it is now."""
         assert self.width is not None
-        kept = 0.0 if membrane.kept is None else membrane.kept
-        tau = torch.as_tensor(kept, dtype=torch.float32, device=self.place.device)
+        tau = self._tau(membrane)
         batch = None
         if self.width.needs_batch and self.measured is not None:
             mean_T, std_T = self._measured_moments("exact", num_steps)
@@ -187,6 +196,22 @@ class AdaptiveSpike(nn.Module):
 
         kappa_T: Tensor = self.width(Potential(num_steps, membrane.threshold, tau, moments, batch))
         return kappa_T
+
+    def reads_moments(self, membrane: Membrane) -> bool:
+        """Whether the rule asks for the potential at all; a fixed width does not."""
+        assert self.width is not None
+        asked: list[str] = []
+
+        def moments(kind: Moments) -> tuple[Tensor, Tensor]:
+            asked.append(kind)
+            return torch.zeros(1, device=self.place.device), torch.ones(1, device=self.place.device)
+
+        self.width(Potential(1, membrane.threshold, self._tau(membrane), moments))
+        return bool(asked) or self.width.needs_batch
+
+    def _tau(self, membrane: Membrane) -> Tensor:
+        kept = 0.0 if membrane.kept is None else membrane.kept
+        return torch.as_tensor(kept, dtype=torch.float32, device=self.place.device)
 
     def _measured_moments(self, kind: Moments, num_steps: int) -> tuple[Tensor, Tensor]:
         """Of as many steps as asked for: the last one stands for those that were never measured."""
@@ -220,8 +245,6 @@ class AdaptiveSpike(nn.Module):
         if self._called % self.calls:  # a call for the reset alone: no gradient passes it
             return self.function(u)
         t = self._time + self._called // self.calls - 1
-        if self._measures and self.adapts:
-            self._measure(t, u.detach())
         if self._ratio_T is None or not self.adapts:
             s = self.function(u)
         else:
@@ -230,9 +253,28 @@ class AdaptiveSpike(nn.Module):
                 s = shaped_spike(u, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
             else:
                 s = self.function(u * ratio)
-        if self.watcher is not None:
-            self.watcher(t, u.detach(), s.detach())
+        self.see(t - self._time, u.detach(), s.detach())
         return s
+
+    def kappa_now(self, num_steps: int) -> Tensor:
+        """The widths of the call that runs, for a kernel: the natural one where nothing is adapted."""
+        if self._ratio_T is None or not self.adapts:
+            return torch.full((num_steps,), self.shape.width, device=self.place.device)
+        last = len(self._ratio_T) - 1
+        ratio_T = torch.stack([self._ratio_T[min(self._time + t, last)] for t in range(num_steps)])
+        return ratio_T if self.surrogate is not None else self.shape.width / ratio_T
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the running moments want this sequence."""
+        return self._measures and self.adapts
+
+    def see(self, t: int, u: Tensor, s: Tensor) -> None:
+        """Show u and the spikes, t steps after the call began, to the watcher; measure u where it is time to."""
+        if self.is_measuring:
+            self._measure(self._time + t, u)
+        if self.watcher is not None:
+            self.watcher(self._time + t, u, s)
 
     @torch.no_grad()
     def _measure(self, t: int, u: Tensor) -> None:
@@ -244,9 +286,8 @@ class AdaptiveSpike(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        kept = {"watcher": None, "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
-        kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None, "_measures": False, "_sums": {}, "_states": []}
-        return state | kept
+        fresh: dict[str, Any] = {"watcher": None, "_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None}
+        return state | fresh | {"_measures": False, "_sums": {}, "_states": []}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A checkpoint from before the network was adapted knows no moments and no widths: they stay as they are."""

@@ -1,8 +1,10 @@
-"""A surrogate function of another library as we see it: the natural width of its bump, and the same bump at another width.
+"""A surrogate function of another library as we see it: the natural width of its bump, and the same bump at another
+width.
 
-A surrogate is called on `u = v - v_th` and gives the step; its derivative is a bump g'(u). Called on `u r` with r > 0 the step is the same
-and the derivative is `r g'(r u)`: the area of the bump is kept, its height is multiplied by r, its width divided by r. So the width of any
-surrogate can be set from outside, without knowing its formula, once its own width is known.
+A surrogate is called on `u = v - v_th` and gives the step; its derivative is a bump g'(u). Called on `u r` with r > 0
+the step is the same and the derivative is `r g'(r u)`: the area of the bump is kept, its height is multiplied by r,
+its width divided by r. So the width of any surrogate can be set from outside, without knowing its formula, once its
+own width is known.
 """
 
 import copy
@@ -28,7 +30,7 @@ _PEAK_AT_ALPHA_1 = {
     "Sigmoid": 1 / 4,
     "SoftSign": 1 / 2,
 }
-"""SpikingJelly's surrogates of unit area `alpha G(alpha u)`: the peak at alpha = 1, so that the width is `1 / (alpha peak)`."""
+"""SpikingJelly's surrogates of unit area `alpha G(alpha u)`: the peak at alpha = 1. The width is `1 / (alpha peak)`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def _derivative(function: SpikeFunction, u: Tensor) -> tuple[Tensor, Tensor]:
 def measure(function: SpikeFunction, dtype: torch.dtype = torch.float32) -> Shape | str:
     """The natural width of a surrogate function, or a sentence that says why it has none.
 
-    The width is the area of g' over its peak: 1/alpha of a rectangle of height alpha. Where the area is infinite (a tail like 1/u) it is the
-    full width at half the peak.
+    The width is the area of g' over its peak: 1/alpha of a rectangle of height alpha. Where the area is infinite (a
+    tail like 1/u) it is the full width at half the peak.
 
     >>> from mpd_agl.core import spike
     >>> round(measure(lambda u: spike(u, 0.5, "sigmoid")).width, 3)
@@ -101,10 +103,11 @@ def _known_width(function: SpikeFunction) -> float | None:
 
 
 def with_width(function: SpikeFunction, factor: float) -> SpikeFunction | None:
-    """The same surrogate of another library with its width multiplied by `factor`; None where it has no parameter for it.
+    """The same surrogate of another library with its width multiplied by `factor`; None where it has no parameter for
+    it.
 
-    SpikingJelly's surrogates keep theirs in `alpha`. snnTorch's `atan` and `sigmoid` are closures, which we make anew. Most others of
-    snnTorch, and all of Norse, have a fixed peak: another parameter would change the area too.
+    SpikingJelly's surrogates keep theirs in `alpha`. snnTorch's `atan` and `sigmoid` are closures, which we make
+    anew. Most others of snnTorch, and all of Norse, have a fixed peak: another parameter would change the area too.
     """
     if _known_width(function) is not None:
         copied = copy.deepcopy(function)
