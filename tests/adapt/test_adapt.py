@@ -104,18 +104,28 @@ def test_measured_widths_follow_the_potential():
     seen = []
     first = injected.measured.var_T.clone()
     injected.watcher = lambda t, u, s: seen.append(u + neuron.v_th)
-    net(3 * batch(1))  # measured, and taken in when the next sequence starts
-    assert torch.equal(injected.measured.var_T, first)
-    potential = torch.stack(seen).flatten(1)
-    net(batch())
-    new = potential.var(1, correction=0)
+    net(3 * batch(1))  # measured, for the sequences that follow
+    torch.testing.assert_close(injected.kappa_T, 2 * first.sqrt())
+    new = torch.stack(seen).flatten(1).var(1, correction=0)
     torch.testing.assert_close(injected.measured.var_T, (first + new) / 2)
+    net(batch())  # not measured
     torch.testing.assert_close(injected.kappa_T, 2 * injected.measured.var_T.sqrt())
-    assert int(injected.measured.batches) == 2
-    net(batch())  # the second of every two was not measured, this one is
     assert int(injected.measured.batches) == 2
     net(batch())
     assert int(injected.measured.batches) == 3
+
+
+def test_a_shorter_sequence_leaves_the_later_steps():
+    net = own_net(depth=1, norm=False)
+    adapt(net, batch(), momentum=0.5, every=1)
+    ((_, _, injected),) = adaptive_spikes(net)
+    first = injected.measured.var_T.clone()
+    net(2 * batch(1)[:2])
+    net(batch())
+    assert bool((injected.measured.var_T[:2] != first[:2]).all())
+    assert len(injected.kappa_T) == T
+    net(batch().repeat(2, 1, 1))  # longer: the last width stands for those that were never measured
+    assert injected.measured.var_T.shape == (2 * T,)
 
 
 def test_evaluation_computes_nothing():

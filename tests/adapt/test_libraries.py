@@ -90,7 +90,9 @@ def test_single_and_multi_step_are_calibrated_alike():
     assert other.scale == pytest.approx(first.scale, rel=0.03)
 
 
-@pytest.mark.parametrize("surrogate", ["ATan", "Sigmoid", "Rect", "PiecewiseQuadratic", "Erf", "SoftSign", "PiecewiseExp"])
+@pytest.mark.parametrize(
+    "surrogate", ["ATan", "Sigmoid", "Rect", "PiecewiseQuadratic", "Erf", "SoftSign", "PiecewiseExp"]
+)
 def test_released_surrogates_keep_their_width(surrogate):
     functional = peer("spikingjelly.activation_based.functional")
     net = jelly(depth=1, surrogate=surrogate)

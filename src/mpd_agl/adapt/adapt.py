@@ -294,7 +294,7 @@ def _set_width(
 ) -> str:
     """Decide where the moments come from, and compute the first widths."""
     spike, membrane = layer.spike, layer.adapter.membrane(layer.neuron)
-    spike.num_steps, spike.every = seen.num_steps, every
+    spike.num_steps, spike.every, spike.uses = seen.num_steps, every, layer.num_calls
     if rule is None:
         return "own"
     spike.width = rule.width().to(spike.place.device)

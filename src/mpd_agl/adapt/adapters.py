@@ -413,7 +413,7 @@ class Registered(Adapter):
         )
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Without a state to look at, a call of the neuron is a sequence, and the calls of its surrogate are the steps."""
+        """Without a state to look at, a call of the neuron is a sequence; the surrogate's calls are its steps."""
         return 0 if self.state is None else None
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

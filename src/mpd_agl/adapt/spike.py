@@ -75,7 +75,7 @@ class AdaptiveSpike(nn.Module):
         self.register_buffer("place", torch.empty(0), persistent=False)  # moves with the network
         self.measured: MeasuredMoments | None = None
         self.norms: list[nn.Module] = []  # a list: the network has them already
-        self.num_steps, self.every = 1, 1
+        self.num_steps, self.every, self.uses = 1, 1, 1
         self.kappa_T: Tensor | None = None
         """The last widths."""
         self.watcher: Watcher | None = None
@@ -119,12 +119,15 @@ class AdaptiveSpike(nn.Module):
             self._begin(neuron, steps or self.num_steps)
 
     def after(self, neuron: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Remember the state that the neuron's call left, to recognise it when it comes back."""
+        """Take in what was measured; remember the state that the call left, to recognise it when it comes back."""
         if torch.compiler.is_compiling():
             uncompiled(AdaptiveSpike.after, self, neuron, args, output)
             return
         adapter = adapter_of(neuron)
         assert adapter is not None
+        # At the end of the sequence, not before the next one: there DDP has just sent rank 0's buffers to all.
+        if self.is_measuring and self.uses == 1 and len(self._sums) >= self.num_steps:
+            self._take_in(adapter.membrane(neuron))
         state = adapter.state_after(neuron, output)
         if state is None:
             return
@@ -153,8 +156,8 @@ class AdaptiveSpike(nn.Module):
         assert adapter is not None
         membrane = adapter.membrane(neuron)
         if self.measured is not None:
-            if len(self._sums) >= min(num_steps, self.num_steps):
-                self._take_in(membrane)
+            if self._sums and len(self._sums) >= (1 if self.uses == 1 else self.num_steps):
+                self._take_in(membrane)  # of a shorter sequence, or of a neuron that the network uses twice
             self._measures = self._sequences % self.every == 0
             self._sequences += 1
         if self.width is not None:
