@@ -220,6 +220,26 @@ def test_sums_of_two_norms_are_predicted_and_scaled_together():
     assert torch.equal(net.a[1].weight, net.b[1].weight)
 
 
+def test_a_residual_added_in_place_to_a_view_hides_no_norm():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (OverTime(nn.Linear(k, 32), nn.BatchNorm1d(32)) for k in (10, 32))
+            self.first, self.second = OwnNeuron(), OwnNeuron()
+
+        def forward(self, x):
+            s = self.first(self.a(x))
+            out = self.b(s)
+            out += s
+            return self.second(out)
+
+    own_net()
+    first, second = adapt(InPlace(), batch()).layers
+    assert (first.norm, first.source) == ("a.1", "predicted")
+    assert (second.norm, second.source) == ("b.1", "measured")  # the spikes are no norm's
+    assert second.spread == pytest.approx(1, abs=0.03)
+
+
 def test_pooling_between_norm_and_neuron_means_measured():
     class Pooled(nn.Module):
         def __init__(self):

@@ -141,7 +141,7 @@ def scaled_by(layer: Layer) -> tuple[list[Tensor], str]:
     else:
         modules = [m for _, m in layer.synapses]
     if not modules:
-        return [], "no norm or synapse was found whose output is its current"
+        return [], "its current is no norm's or synapse's output; calibrate='threshold' would move its threshold"
     parameters: list[Tensor] = []
     for module in modules:
         if parametrize.is_parametrized(module):

@@ -103,8 +103,7 @@ class Tracer:
 
             def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
                 for tensor in _tensors(output):
-                    if tensor.grad_fn is not None:
-                        self.made_by[tensor.grad_fn] = (name, module)
+                    self._remember(tensor.grad_fn, (name, module))
 
             handles.append(module.register_forward_hook(leave))
             if is_neuron or is_norm:
@@ -114,6 +113,14 @@ class Tracer:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _remember(self, node: Any, owner: tuple[str, nn.Module]) -> None:
+        """The operation that made an output; behind a view also the one before, as `out += x` writes through a view."""
+        while node is not None and node not in self.made_by:
+            self.made_by[node] = owner
+            if operation(node) not in _MOVES or len(node.next_functions) != 1:
+                return
+            node = node.next_functions[0][0]
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         table = self.currents if adapter_of(module) is not None else self.norm_inputs
