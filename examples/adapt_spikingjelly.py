@@ -1,4 +1,4 @@
-"""A deep SpikingJelly network that does not learn, and the one line that cures it: python examples/adapt_spikingjelly.py"""
+"""A deep SpikingJelly network that does not learn, and the line that cures it: python examples/adapt_spikingjelly.py"""
 
 import sys
 
