@@ -19,7 +19,7 @@ from mpd_agl.sweeps.search_space import Choices, Range
 
 FIXED = """
 [fixed]
-model = {name = "cnn8", width = 0.03125}
+model = {name = "cnn8", width_mult = 0.03125}
 data = {name = "mnist5k", train_samples = 48, test_samples = 40, holdout = 40}
 train = {epochs = 3, batch_size = 12, threads = 1}
 monitor = {every = 0}

@@ -186,7 +186,7 @@ def test_departures_are_told_and_the_paper_departs_from_nothing():
         assert departures(asked.settings(), asked.study, "paper", {}) == []
     asked = request("fig-theorem1", "cpu", data__name="nmnist")
     told = " ".join(departures(asked.settings(), asked.study, "cpu", asked.changes))
-    for words in ("width 0.125 instead of 1", "data set nmnist instead of cifar10dvs", "epochs 20 instead of 150"):
+    for words in ("width_mult 0.125 instead of 1", "data set nmnist instead of cifar10dvs", "epochs 20 instead of 150"):
         assert words in told
 
 
@@ -200,7 +200,7 @@ def test_departures_are_told_and_the_paper_departs_from_nothing():
         (["table3", "--scale", "smoke", "--methods", "lsq"], "unknown method 'lsq'"),
         (["table3", "--scale", "smoke", "--methods", "lsg", "lsg"], "each method once"),
         (["table3", "--scale", "smoke", "--method", "lsg"], "Use --methods"),
-        (["table3", "--scale", "smoke", "--model.widht", "1"], "Did you mean --model.width_mult"),
+        (["table3", "--scale", "smoke", "--model.width_mlt", "1"], "Did you mean --model.width_mult"),
         (["table3", "--scale", "smoke", "--overwrite"], "--overwrite does not go with reproduce"),
         (["fig-surrogates", "--scale", "smoke", "--methods", "asgl"], "has its own surrogate"),
         (["table3", "--scale", "smoke", "--draw"], "are not finished"),

@@ -30,7 +30,7 @@ def curve(backend: str, way: str = "", width_mult: float = 0.0625, **options: bo
     net = create_model("cnn8", width_mult=width_mult, image_size=8, **made).train()
     taking = 0
     for layer in event_layers(net).values() if way else ():
-        known = convolution.ways_of(layer.weight, layer.events_stride, layer.events_padding)
+        known = convolution.ways_of(layer.weight, layer.stride_1d, layer.padding_1d)
         taken = {name: way if way in ways else "dense" for name, ways in known.items()}
         taking += way in taken.values()
         layer.choice, layer.every = Choice(0.0, {n: {w: 0.0} for n, w in taken.items()}, 0.0, taken), 0

@@ -67,7 +67,7 @@ def read_row(path: Path) -> dict[str, Any] | None:
                 **row,
                 "status": "running" if alive else status,
                 "method": "ann" if config["model"]["ann"] else str(config["method"]),
-                "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
+                "model": f"{config['model']['name']} x{config['model']['width_mult']:g} T={config['model']['num_steps']}",
                 "data": str(config["data"]["name"]) + (" (held out)" if config["data"].get("holdout") else ""),
                 "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
                 "accuracy": _number(last.get("test_accuracy")),
