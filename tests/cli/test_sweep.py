@@ -248,24 +248,24 @@ def test_a_signal_saves_the_trial_and_the_same_command_continues_it(
     pytest.importorskip("optuna")
     from mpd_agl.sweeps.trial import Reporting
 
-    report = Reporting.event
+    report = Reporting.logged
 
     def signalled(self: Reporting, event: dict[str, Any]) -> None:
         report(self, event)
-        if event["event"] == "epoch" and event["epoch"] == 2:
+        if event["log"] == "epoch" and event["epoch"] == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     path = write(tmp_path, "trials = 1\npruner = 'none'")
-    monkeypatch.setattr(Reporting, "event", signalled)
+    monkeypatch.setattr(Reporting, "logged", signalled)
     assert sweep(path, "--quiet") == 75
     assert "stopped and saved. Continue with the same command." in capsys.readouterr().out
-    monkeypatch.setattr(Reporting, "event", report)
+    monkeypatch.setattr(Reporting, "logged", report)
     assert sweep(path, "--quiet") == 0
     (row,) = outcome(path)
     assert (row["state"], row["epochs"]) == ("complete", 3)
     run = tmp_path / "sweeps" / "s" / "trials" / "trial-0000"
     epochs = [
-        e["epoch"] for e in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if e["event"] == "epoch"
+        e["epoch"] for e in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if e["log"] == "epoch"
     ]
     assert epochs == [1, 2, 3]
 

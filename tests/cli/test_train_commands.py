@@ -71,7 +71,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert record["backend"] in ("native", "compiled", "eager")
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
-    epochs = [e for e in events if e["event"] == "epoch"]
+    epochs = [e for e in events if e["log"] == "epoch"]
     wanted = {
         "epoch",
         "step",
@@ -85,7 +85,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     }
     assert all(wanted <= set(e) for e in epochs)
     assert [e["step"] for e in epochs] == [4, 8]
-    looks = [e for e in events if e["event"] == "monitor"]
+    looks = [e for e in events if e["log"] == "monitor"]
     assert [e["step"] for e in looks] == [1, 4, 7]
     assert list(looks[0]["layers"])[:2] == ["conv1", "conv2"]
     assert {"rate_T", "available_T", "kappa_T"} <= set(looks[0]["layers"]["conv1"])
@@ -94,8 +94,8 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
 def test_json_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, "--name", "j", "--json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[-1]["event"] == "record"
-    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [1, 2]
+    assert events[-1]["log"] == "record"
+    assert [e["epoch"] for e in events if e["log"] == "epoch"] == [1, 2]
     assert train(tmp_path, "--name", "q", "--quiet") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -107,7 +107,7 @@ def test_warnings_are_printed_logged_and_recorded(tmp_path: Path, capsys: pytest
     err = capsys.readouterr().err
     assert err.count("mpd-agl: layer conv1 gets little gradient: available share") == 1  # once, not at every look
     events = [json.loads(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
-    warned = [e for e in events if e["event"] == "warning"]
+    warned = [e for e in events if e["log"] == "warning"]
     assert {e["kind"] for e in warned} == {"unavailable"}
     assert "conv1" in (tmp_path / "w" / "log.txt").read_text()
 

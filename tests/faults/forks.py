@@ -19,7 +19,7 @@ from mpd_agl.cli import main
 from mpd_agl.runs import training
 from mpd_agl.runs.resolve import to_toml
 from mpd_agl.train import checkpoint, console
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Progress
 from tests.train.tiny import Silent, fingerprint, tiny
 
 PLAIN: dict[str, Any] = {"checkpoint": {"every_steps": 2}}
@@ -80,8 +80,8 @@ class Watched(Silent):
         super().__init__()
         self.shared = shared
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
-        super().start(title, epochs, steps_per_epoch, progress)
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self.shared.put(began=progress.step, done=progress.step)
 
     def step(self, progress: Progress) -> None:

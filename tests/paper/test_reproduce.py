@@ -55,7 +55,7 @@ def by_hand(monkeypatch, rates):
                 layer["available_T"] = [0.4 + 0.01 * i + 0.001 * len(config.method)] * T
                 layer["input_var"], layer["input_mean"] = 0.2, layer["predicted_mean_T"][0] + 1e-9
                 layers[name] = layer
-            events.append({"event": "monitor", "step": 10 * e - 9, "epoch": e, "layers": layers})
+            events.append({"log": "monitor", "step": 10 * e - 9, "epoch": e, "layers": layers})
             scores = {**runfolder.epoch(1), "epoch": e, "step": 10 * e, "test_accuracy": score + 0.1 * (e < n)}
             events.append({**scores, "train_s": 2.0, "test_s": 0.5})
         table = runfolder.record(pool.path(config).name)
@@ -183,9 +183,9 @@ def test_all_configurations_resolve_and_runs_are_shared(scale):
 def test_departures_are_told_and_the_paper_departs_from_nothing():
     for name in STUDIES:
         asked = request(name, "paper")
-        assert departures(asked.settings(), asked.study, "paper", {}) == []
+        assert departures(asked.variants(), asked.study, "paper", {}) == []
     asked = request("fig-theorem1", "cpu", data__name="nmnist")
-    told = " ".join(departures(asked.settings(), asked.study, "cpu", asked.changes))
+    told = " ".join(departures(asked.variants(), asked.study, "cpu", asked.changes))
     for words in ("width_mult 0.125 instead of 1", "data set nmnist instead of cifar10dvs", "epochs 20 instead of 150"):
         assert words in told
 
@@ -280,7 +280,7 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
     curve = next(c for c in told["curves"]["fig-firing-rate"] if c["name"] == "LSG")
     record = next(c["run"] for c in told["cells"] if c["method"] == "lsg")
     lines = (tmp_path / "runs/reproduce/pool" / record / "metrics.jsonl").read_text().splitlines()
-    events = [e for e in map(json.loads, lines) if e["event"] == "monitor"]
+    events = [e for e in map(json.loads, lines) if e["log"] == "monitor"]
     last = [e for e in events if e["epoch"] == 2] or events[-1:]
     want = [statistics.mean(statistics.mean(e["layers"][n]["rate_T"]) for e in last) for n in last[0]["layers"]]
     assert curve["y"] == pytest.approx(want, rel=1e-4)
@@ -312,8 +312,8 @@ def test_a_torn_record_is_not_a_finished_run(by_hand, tmp_path):
 def test_convolutions_are_not_chosen_by_several_clocks():
     from types import SimpleNamespace
 
-    from mpd_agl.runs.training import plan
+    from mpd_agl.runs.build import build_run
     from tests.train.tiny import tiny
 
     with pytest.raises(InputError, match="got 2 processes. Use event or dense"):
-        plan(tiny({"model": {"conv_impl": "auto"}}), ranks=SimpleNamespace(world=2))
+        build_run(tiny({"model": {"conv_impl": "auto"}}), ranks=SimpleNamespace(world=2))

@@ -23,10 +23,10 @@ def test_another_versions_record(tmp_path):
 def test_another_versions_metrics(tmp_path):
     lines = made.events()
     del lines[0]["layers"]["conv2"]["exact_var_T"]
-    with pytest.raises(InputError, match="another version's: monitor event's exact_var_T is missing"):
+    with pytest.raises(InputError, match="another version's: monitor line's exact_var_T is missing"):
         read_run(made.write(tmp_path / "a", lines=lines))
     lines = [{k: v for k, v in e.items() if k != "test_loss"} for e in made.events()]
-    with pytest.raises(InputError, match="epoch event's test_loss is missing"):
+    with pytest.raises(InputError, match="epoch line's test_loss is missing"):
         read_run(made.write(tmp_path / "b", lines=lines))
     table = made.record()
     del table["config"]["model"]["v_th"]
@@ -49,7 +49,7 @@ def test_missing_run_and_missing_files(tmp_path, capsys):
 def test_torn_metrics_are_told_and_not_used(tmp_path):
     lines = made.events(monitored=False)
     whole = made.write(tmp_path / "whole", lines=lines)
-    torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"event": "epoch", "epo')
+    torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"log": "epoch", "epo')
     run = read_run(torn)
     assert run.epochs == read_run(whole).epochs[:-1]
     assert "The last line of metrics.jsonl is torn" in run.notes[0]
@@ -59,7 +59,7 @@ def test_torn_metrics_are_told_and_not_used(tmp_path):
     assert "91.00\N{NO-BREAK SPACE}%" in page  # the record's result stands
     assert read_run(whole).notes == []
     broken = made.write(tmp_path / "broken", lines=[])
-    (broken / "metrics.jsonl").write_text('{"event": "ep\n{"event": "epoch"}\n')
+    (broken / "metrics.jsonl").write_text('{"log": "ep\n{"log": "epoch"}\n')
     with pytest.raises(InputError, match=r"line 1 of .* is no JSON object"):
         read_run(broken)
 

@@ -19,9 +19,8 @@ from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
 from mpd_agl.runs import resuming, training
 from mpd_agl.train.distributed import ALONE, EndedTogether, Group
-from mpd_agl.train.ema import Ema
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.step import Stepper
+from mpd_agl.train.step import Ema, Stepper
 from tests.train.tiny import Silent, tiny
 
 UNEVEN: dict[str, Any] = {

@@ -11,8 +11,18 @@ from mpd_agl.cli.options import FLAGS, VALUES, parse
 from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.presets import list_presets, read_preset
-from mpd_agl.runs.resolve import check_same, fields_of, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.runs.resolve import (
+    check_unchanged,
+    fields_of,
+    flatten,
+    list_presets,
+    merge,
+    nest,
+    read_preset,
+    read_toml,
+    resolve,
+    to_toml,
+)
 
 PAPER = {
     "cifar10-resnet19-t2": ("resnet19", "cifar10", 2),
@@ -198,9 +208,9 @@ def test_any_text_survives_toml(text: str) -> None:
 
 def test_what_may_change_on_resume_exists_and_the_rest_may_not() -> None:
     assert set(FREE_ON_RESUME) <= set(fields_of())
-    check_same(RunConfig(), resolve({"train": {"workers": 0}}))
+    check_unchanged(RunConfig(), resolve({"train": {"workers": 0}}))
     with pytest.raises(InputError, match=r'method was "mpd-agl", got "lsg"'):
-        check_same(RunConfig(), resolve({"method": "lsg"}))
+        check_unchanged(RunConfig(), resolve({"method": "lsg"}))
 
 
 def test_every_field_is_in_the_help() -> None:

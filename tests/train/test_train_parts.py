@@ -12,13 +12,11 @@ from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
 from mpd_agl.train.config import LossConfig, OptimConfig
-from mpd_agl.train.ema import Ema
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.losses import build_loss, correct, cross_entropy, mean_output, tet
-from mpd_agl.train.optim import build_optimizer, learning_rate
-from mpd_agl.train.optimstate import pack_optimizer, unpack_optimizer
+from mpd_agl.train.optim import build_optimizer, learning_rate, pack_optimizer, unpack_optimizer
 from mpd_agl.train.rng import restore_rng, rng_state, seed_all
-from mpd_agl.train.step import NotFinite, Stepper
+from mpd_agl.train.step import Ema, NotFinite, Stepper
 
 CPU = torch.device("cpu")
 
@@ -244,7 +242,7 @@ def test_a_nan_stops_before_the_weights_change_and_is_located(where: str) -> Non
     net, (x, y) = Small(), batch()
     loss = cross_entropy
     expected = {
-        "input": "first in the input",
+        "input": "the input holds NaN or Inf",
         "parameter": "parameter conv.bias",
         "layer": "first in layer conv",
         "loss": "first in the loss itself",

@@ -22,7 +22,8 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl reproduce",
-        description="Run experiments of the paper for all methods on one pipeline and show tables and figures with the paper's numbers.",
+        description="Run experiments of the paper for all methods on one pipeline, "
+        "and show tables and figures with the paper's numbers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -134,7 +135,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
 
 def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
-    from mpd_agl.paper.reproduce import gather, show, train, write
+    from mpd_agl.paper.reproduce import check_before_training, gather, show, train, write
     from mpd_agl.train.console import build_display
     from mpd_agl.train.observe import Display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
@@ -146,6 +147,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
         if not a.quiet:
             print(text, flush=True)
 
+    if not a.draw:
+        check_before_training(requests, pool)
     for request in requests:
         if not a.draw:
             try:

@@ -91,8 +91,8 @@ def last_epoch(path: Path) -> dict[str, Any] | None:
 
     last = None
     try:
-        for event in read_metrics(path):
-            last = event if event.get("event") == "epoch" else last
+        for line in read_metrics(path):
+            last = line if line.get("log") == "epoch" else last
     except InputError:
         return last
     return last

@@ -27,8 +27,8 @@ class Costs:
         self.file = file
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # made anew: these are only estimates
-            known = {}
+        except (OSError, ValueError):
+            known = {}  # a lost file costs a few measured steps
         self.known: dict[str, dict[str, float]] = known if isinstance(known, dict) else {}
 
     def run_s(self, config: RunConfig) -> float:
@@ -39,7 +39,7 @@ class Costs:
             found = self.known[key] = measure(config)
             self.file.parent.mkdir(parents=True, exist_ok=True)
             records.write_atomic(self.file, records.canonical(self.known))
-        counts = sample_counts(config)
+        counts = build.sample_counts(config)
         epoch = counts["train"] * found["train"] + counts["test"] * found["test"]
         return config.train.epochs * epoch
 
@@ -47,20 +47,10 @@ class Costs:
     def _key(config: RunConfig) -> str:
         m, machine = config.model, records.hardware()
         place = f"{machine['cpu']}, {torch.get_num_threads()} threads, {build.choose_device(config.train.device)}"
-        return f"{m.name} x{m.width_mult:g} T={m.num_steps} {_shape(config)} batch {config.train.batch_size}: {place}"
+        return f"{m.name} x{m.width_mult:g} T={m.num_steps} {sample_shape(config)} batch {config.train.batch_size}: {place}"
 
 
-def sample_counts(config: RunConfig) -> dict[str, int]:
-    """Training and test samples of a run."""
-    d, counts = config.data, get(config.data.name).counts
-    whole = counts.get("all", 0)
-    return {
-        "train": d.train_samples or counts.get("train", whole * 9 // 10),
-        "test": d.test_samples or counts.get("test", whole // 10),
-    }
-
-
-def _shape(config: RunConfig) -> tuple[int, ...]:
+def sample_shape(config: RunConfig) -> tuple[int, ...]:
     """One sample: (T,) height, width, channels."""
     spec = get(config.data.name)
     if spec.kind == "events":
@@ -72,7 +62,7 @@ def measure(config: RunConfig) -> dict[str, float]:
     """Seconds per sample of a training step and of a forward pass, on random values: the median of three."""
     reuse_pages()
     device = build.choose_device(config.train.device)
-    spec, shape = get(config.data.name), _shape(config)
+    spec, shape = get(config.data.name), sample_shape(config)
     rng = np.random.default_rng(0)
     made = ArraySet(
         name=spec.name,

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import SURROGATES
-from mpd_agl.paper.study import REFERENCE, SHAPED, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import REFERENCE, SHAPED, Group, Study, Variant, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
 from mpd_agl.report.seeds import difference, paired, points
 
 SHAPES = ("rectangular", "triangular", "sigmoid", "arctan")
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-100, T=2; shapes are scaled to unit area and peak 1/kappa at equal kappa (our choice)."""
     return [
         s
@@ -46,7 +46,7 @@ STUDY = Study(
     name="fig-surrogates",
     title="Figure 3: other surrogate functions, CIFAR-100, T=2",
     paper="MPD-AGL is ahead of STBP-tdBN and LSG with each of four shapes.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=SHAPED,
     cpu={"train.epochs": 6},

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpd_agl.paper.study import Group, Setting, Study, label, per_method
+from mpd_agl.paper.study import Group, Study, Variant, label, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import series, times
@@ -13,7 +13,7 @@ from mpd_agl.report.runs import Run
 from mpd_agl.report.section import Section, Table, mean
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """VGGSNN at T=10."""
     return per_method("cifar10dvs-vggsnn", methods)
 
@@ -104,7 +104,7 @@ STUDY = Study(
     name="fig-theorem1",
     title="Figure 6: Theorem 1 on event data, VGGSNN, T=10",
     paper="True mean and variance of the pre-synaptic input are close to the estimates during training (CIFAR10-DVS).",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=("mpd-agl",),
     cpu={"train.epochs": 20, "monitor.every": 5},

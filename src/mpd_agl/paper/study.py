@@ -1,4 +1,4 @@
-"""An experiment of the paper as data: which settings it trains, and what it shows of their records."""
+"""An experiment of the paper as data: which variants it trains, and what it shows of their records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ def label(method: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is trained for one place of a table or figure, once per seed."""
+class Variant:
+    """A recipe of the paper as one place of a table or figure changes it: trained once per seed."""
 
     preset: str
     """The paper's recipe."""
@@ -48,15 +48,15 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A setting with its finished runs by seed."""
+    """A variant with its finished runs by seed."""
 
-    setting: Setting
+    variant: Variant
     runs: Mapping[int, Run]
 
     @property
     def method(self) -> str:
-        """The setting's method."""
-        return self.setting.method
+        """The variant's method."""
+        return self.variant.method
 
     @property
     def first(self) -> Run:
@@ -66,7 +66,7 @@ class Group:
     @property
     def data(self) -> str:
         """The data set's place in the paper, and the set that was really used where it is another."""
-        place, used = self.setting.at.get("data", ""), str(self.first.record.data["name"])
+        place, used = self.variant.at.get("data", ""), str(self.first.record.data["name"])
         return place if place.lower().replace("-", "") == used else f"{place} ({used})".strip()
 
     @property
@@ -88,29 +88,31 @@ class Study:
     title: str
     paper: str
     """What the paper shows there, in a sentence."""
-    settings: Callable[[Sequence[str]], list[Setting]]
-    """The settings for these methods."""
+    variants: Callable[[Sequence[str]], list[Variant]]
+    """The variants for these methods."""
     show: Callable[[Sequence[Group]], Section]
     """The result, from records alone."""
     methods: tuple[str, ...] = COMPARED
     cpu: Mapping[str, Any] = field(default_factory=dict)
-    """What `--scale cpu` changes beyond the changes for every experiment."""
+    """What `--scale cpu` changes beyond its changes for every experiment."""
+    smoke: Mapping[str, Any] = field(default_factory=dict)
+    """What `--scale smoke` changes beyond its changes for every experiment."""
     seeds: int = 1
     """Seeds where none are asked for."""
 
 
 def per_method(
     preset: str, methods: Sequence[str], at: Mapping[str, str] | None = None, **changes: Any
-) -> list[Setting]:
-    """The same setting for each method; `model__width_mult=1` changes model.width_mult."""
+) -> list[Variant]:
+    """The same variant for each method; `model__width_mult=1` changes model.width_mult."""
     table = {name.replace("__", "."): value for name, value in changes.items()}
-    return [Setting(preset=preset, method=m, changes=table, at=at or {}) for m in methods]
+    return [Variant(preset=preset, method=m, changes=table, at=at or {}) for m in methods]
 
 
 def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
     """The group of a method at a place."""
     for group in groups:
-        if group.method == method and all(group.setting.at.get(k) == v for k, v in at.items()):
+        if group.method == method and all(group.variant.at.get(k) == v for k, v in at.items()):
             return group
     return None
 

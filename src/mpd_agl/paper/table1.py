@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
 from mpd_agl.report.seeds import difference, paired, points
 
@@ -14,9 +14,9 @@ PLACES = (
 NETWORKS = {"resnet19": "ResNet-19", "vggsnn": "VGGSNN", "vgg13": "VGG-13"}
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """MPD-AGL at every T of the paper, the others at the lowest, where the paper sees the largest difference."""
-    out: list[Setting] = []
+    out: list[Variant] = []
     for data, recipe, steps in PLACES:
         for T in steps:
             chosen = methods if T == 2 else [m for m in methods if m == REFERENCE]
@@ -30,10 +30,10 @@ def settings(methods: Sequence[str]) -> list[Setting]:
 def show(groups: Sequence[Group]) -> Section:
     """Ours first in each data set, then the quoted rows."""
     rows = []
-    for data in dict.fromkeys(g.setting.at["data"] for g in groups):
-        for g in (g for g in groups if g.setting.at["data"] == data):
-            T, star = g.first.num_steps, g.setting.at.get("star", "")
-            top = find(groups, REFERENCE, data=data, T=g.setting.at["T"])
+    for data in dict.fromkeys(g.variant.at["data"] for g in groups):
+        for g in (g for g in groups if g.variant.at["data"] == data):
+            T, star = g.first.num_steps, g.variant.at.get("star", "")
+            top = find(groups, REFERENCE, data=data, T=g.variant.at["T"])
             gap = "" if top is None or g.method == REFERENCE else difference(paired(top.accuracy, g.accuracy))
             published = _published(data, label(g.method), T, bool(star))
             name = g.first.record.config["model"]["name"]
@@ -69,7 +69,7 @@ STUDY = Study(
     name="table1",
     title="Table 1: accuracy on four data sets",
     paper="MPD-AGL is ahead of every quoted method on all four data sets.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
     cpu={"train.epochs": 3},

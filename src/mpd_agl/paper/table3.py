@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE3
-from mpd_agl.paper.study import REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import REFERENCE, Group, Study, Variant, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
 from mpd_agl.report.seeds import difference, paired, points
 
@@ -11,7 +11,7 @@ DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
 METHODS = ("stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl")
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """Both data sets at T=2."""
     return [s for data, recipe in DATA.items() for s in per_method(recipe, methods, {"data": data})]
 
@@ -35,7 +35,7 @@ def show(groups: Sequence[Group]) -> Section:
         rows.append(row)
     head = ["method"]
     for data in DATA:
-        used = next(g.data for g in groups if g.setting.at["data"] == data)
+        used = next(g.data for g in groups if g.variant.at["data"] == data)
         head += [used, f"{used}, best on test", "MPD-AGL minus this", f"paper, {data} (quoted)"]
     seeds = len(groups[0].runs)
     many = f"{seeds} seed{'s' * (seeds > 1)}"
@@ -52,7 +52,7 @@ STUDY = Study(
     name="table3",
     title="Table 3: ablation, CIFAR-10 and CIFAR-100",
     paper="Vanilla 92.38 %, trainable decay 93.15 %, LSG 94.41 %, AGR 95.93 %, MPD-AGL 96.18 % on CIFAR-10.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=(*METHODS, "deeptage"),
 )

@@ -101,8 +101,8 @@ def _read(path: Path) -> Run:
     notes = []
     if _torn(metrics):
         notes.append("The last line of metrics.jsonl is torn (the run was killed while it wrote); it is left out.")
-    epochs = [e for e in events if e.get("event") == "epoch"]
-    snapshots = [e for e in events if e.get("event") == "monitor"]
+    epochs = [e for e in events if e.get("log") == "epoch"]
+    snapshots = [e for e in events if e.get("log") == "monitor"]
     _check(path, record, epochs, snapshots)
     planned, done = record.config["train"]["epochs"], epochs[-1]["epoch"]
     if record.final is None:
@@ -117,7 +117,7 @@ def _read(path: Path) -> Run:
         )
     if held_out := record.config["data"].get("holdout"):
         notes.append(f"Scored on {held_out} held-out training samples: where this page says test, it speaks of these.")
-    warnings = [e for e in events if e.get("event") == "warning"]
+    warnings = [e for e in events if e.get("log") == "warning"]
     return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
 
 
@@ -141,12 +141,12 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
     wanted = {"model": ("ann", "num_steps", "v_th", "name", "width_mult"), "train": ("epochs",), "data": ("name",)}
     lost = [f"config.{s}.{k}" for s, keys in wanted.items() for k in keys if k not in config.get(s, {})]
     lost += ["config.method"] if "method" not in config else []
-    lost += [f"epoch event's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]
+    lost += [f"epoch line's {k}" for k in EPOCH_KEYS if any(k not in e for e in epochs)]
     if record.final is not None:
         lost += [f"final.{k}" for k in EPOCH_KEYS if k != "lr" and k not in record.final]
     layers = [layer for s in snapshots for layer in s.get("layers", {}).values()]
-    lost += [f"monitor event's {k}" for k in LAYER_KEYS if any(k not in layer for layer in layers)]
-    lost += ["monitor event's layers"] if any(not s.get("layers") or "step" not in s for s in snapshots) else []
+    lost += [f"monitor line's {k}" for k in LAYER_KEYS if any(k not in layer for layer in layers)]
+    lost += ["monitor line's layers"] if any(not s.get("layers") or "step" not in s for s in snapshots) else []
     if lost:
         raise InputError(
             f"the records of run {path} are another version's: {lost[0]} is missing. Read them with the version that wrote them."

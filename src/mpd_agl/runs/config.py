@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimConfig, Section, TrackConfig
+from mpd_agl.train.config import CheckpointConfig, ConfigTable, LoopConfig, LossConfig, OptimConfig, TrackConfig
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 
 
-class DataConfig(Section):
+class DataConfig(ConfigTable):
     """The data."""
 
     name: str = "cifar10"
@@ -73,7 +73,7 @@ class DataConfig(Section):
     """ActiveLists: number per pixel, or whether there was any."""
 
 
-class MonitorConfig(Section):
+class MonitorConfig(ConfigTable):
     """Looking into the layers while they learn."""
 
     every: int = Field(default=50, ge=0)
@@ -84,7 +84,7 @@ class MonitorConfig(Section):
     """Warn where a layer's share of gradient-available neurons falls under this."""
 
 
-class RunConfig(Section):
+class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"

@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.presets import read_preset
-from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_toml, resolve, sentence
+from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, sentence
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
-from mpd_agl.train.config import Section
+from mpd_agl.train.config import ConfigTable
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
@@ -26,7 +25,7 @@ SCORES = {
 """An objective's name, and the score of an epoch that it is."""
 
 
-class SweepConfig(Section):
+class SweepConfig(ConfigTable):
     """The file `mpd-agl sweep` takes."""
 
     preset: str = ""

@@ -3,7 +3,6 @@
 sweeps/<name>/  sweep.json  journal.jsonl  trials/trial-0000/ ...  results.json  best.toml
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
-from mpd_agl.records import canonical, write_atomic
+from mpd_agl.records import canonical, explain, lock_file, write_atomic
 from mpd_agl.runs.config import FREE_ON_RESUME
 from mpd_agl.runs.resolve import flatten, merge, nest, resolve, to_toml
 from mpd_agl.sweeps import optuna_study as studies
@@ -21,7 +20,6 @@ from mpd_agl.sweeps.config import Sweep, changed
 from mpd_agl.sweeps.jobs import Job, Jobs
 from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
-from mpd_agl.train.disk import explain
 from mpd_agl.train.observe import Display
 
 STUCK = 2
@@ -36,15 +34,13 @@ def open_sweep(sweep: Sweep, folder: Path) -> Iterator[Any]:
         raise InputError(f"{folder} exists and is no sweep's folder (no sweep.json in it). Choose another --name.")
     try:
         if (folder / "sweep.json").is_file():
-            check_same(read_folder(folder), sweep, folder)
+            check_same_sweep(read_folder(folder), sweep, folder)
         (folder / "trials").mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_file(lock):
                 raise InputError(
                     f"the sweep {folder} is in use by another process. Wait for it, or choose another --name."
-                ) from None
+                )
             write_atomic(folder / "sweep.json", canonical(sweep.to_dict()))
             yield studies.open_study(folder, sweep)
     except OSError as error:
@@ -62,12 +58,13 @@ def read_folder(folder: Path) -> Sweep:
         raise InputError(f"{path} cannot be read ({error}). Start a new sweep with another --name.") from None
 
 
-def check_same(old: Sweep, new: Sweep, folder: Path) -> None:
+def check_same_sweep(old: Sweep, new: Sweep, folder: Path) -> None:
     """Refuse to go on with another space or recipe; `trials`, and what a resumed run may change, may differ."""
     free = tuple(f"base.{name}" for name in FREE_ON_RESUME)
     if differ := changed(old.to_dict(), new.to_dict(), free):
         raise InputError(
-            f"the sweep {folder} began with other settings: {'; '.join(differ)}. Use the old ones, or another --name for a new sweep."
+            f"the sweep {folder} began with other settings: {'; '.join(differ)}. "
+            "Use the old ones, or another --name for a new sweep."
         )
 
 
@@ -152,12 +149,14 @@ def finish(sweep: Sweep, folder: Path, study: Any) -> dict[str, Any]:
         config = sweep.config_for(best["params"])
         config = resolve(merge(config.model_dump(), {"data": {"holdout": 0}}))
         warning = (
-            f"chosen on {sweep.base.data.holdout} held-out training samples; here nothing is held out and epochs are scored on the test set"
+            f"chosen on {sweep.base.data.holdout} held-out training samples; "
+            "here nothing is held out and epochs are scored on the test set"
             if sweep.base.data.holdout
             else "CHOSEN ON THE TEST SET: its test accuracy is optimistic and no result"
         )
         head = (
-            f"# trial {best['trial']}, the best of {len(rows)} of the sweep {folder.name}: {sweep.score} {best['value']:.4f};\n"
+            f"# trial {best['trial']}, the best of {len(rows)} of the sweep {folder.name}: "
+            f"{sweep.score} {best['value']:.4f};\n"
             f"# {warning}.\n# mpd-agl train --config {folder / 'best.toml'}\n"
         )
         write_atomic(folder / "best.toml", (head + to_toml(config)).encode())

@@ -6,13 +6,12 @@ from typing import Any
 from mpd_agl.errors import InputError
 from mpd_agl.sweeps.config import SCORES, Sweep
 from mpd_agl.sweeps.optuna_study import open_study, open_trial, tell, unfinished
-from mpd_agl.train.observe import Display
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Display, Progress
 from mpd_agl.train.signals import Stopped
 
 
 class Pruned(Stopped):
-    """The pruner ended the run: its last epoch is in its metrics, and no checkpoint is written for it."""
+    """The pruner ended the run. The loop has saved it after the epoch that decided."""
 
     def __init__(self, step: int) -> None:
         super().__init__("the pruner", step)
@@ -28,49 +27,30 @@ class Reporting:
 
     def __init__(self, display: Display, trial: Any, score: str, reported: set[int]) -> None:
         self.display, self.trial, self.score, self.reported = display, trial, score, reported
+        self.step, self.figures, self.note, self.close = display.step, display.figures, display.note, display.close
         self._epochs = 0
 
-    @property
-    def scored(self) -> str:
-        """As the display."""
-        return self.display.scored
-
-    @scored.setter
-    def scored(self, word: str) -> None:
-        self.display.scored = word
-
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
-        """As the display."""
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
+        """As the display; a run that was killed before its pruning was told ends now."""
         self._epochs = epochs
-        self.display.start(title, epochs, steps_per_epoch, progress)
+        if progress.epoch in self.reported:
+            self._prune(progress.epoch, progress.step)
+        self.display.start(title, epochs, steps_per_epoch, progress, scored)
 
-    def step(self, progress: Progress) -> None:
-        """As the display."""
-        self.display.step(progress)
-
-    def figures(self, figures: dict[str, float]) -> None:
-        """As the display."""
-        self.display.figures(figures)
-
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """Report an epoch's end; one that was reported before the run was killed is not reported again."""
-        self.display.event(event)
-        if event["event"] != "epoch":
+        self.display.logged(line)
+        if line["log"] != "epoch":
             return
-        epoch: int = event["epoch"]
+        epoch: int = line["epoch"]
         if epoch not in self.reported:
-            self.trial.report(event[self.score], epoch)
+            self.trial.report(line[self.score], epoch)
             self.reported.add(epoch)
+        self._prune(epoch, line["step"])
+
+    def _prune(self, epoch: int, step: int) -> None:
         if epoch < self._epochs and self.trial.should_prune():
-            raise Pruned(event["step"])
-
-    def note(self, text: str) -> None:
-        """As the display."""
-        self.display.note(text)
-
-    def close(self) -> None:
-        """As the display."""
-        self.display.close()
+            raise Pruned(step)
 
 
 def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes: dict[str, Any]) -> None:

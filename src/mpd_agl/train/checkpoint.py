@@ -24,8 +24,7 @@ from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.records.files import canonical, sync_folder, write_synced
-from mpd_agl.train.disk import explain
+from mpd_agl.records.files import canonical, explain, sync_folder, write_synced
 
 FORMAT = 1
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})")

@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Section(BaseModel):
+class ConfigTable(BaseModel):
     """A table of the configuration: frozen, no unknown fields, finite numbers; attribute docstrings are the help texts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class OptimConfig(Section):
+class OptimConfig(ConfigTable):
     """Optimizer and schedule."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -32,7 +32,7 @@ class OptimConfig(Section):
     """Largest norm of the gradient; 0: no clipping."""
 
 
-class LossConfig(Section):
+class LossConfig(ConfigTable):
     """What is minimised."""
 
     name: Literal["ce", "tet"] = "ce"
@@ -43,7 +43,7 @@ class LossConfig(Section):
     tet_target: float = 1.0
 
 
-class LoopConfig(Section):
+class LoopConfig(ConfigTable):
     """How long, how large, on what."""
 
     epochs: int = Field(default=150, ge=1)
@@ -66,7 +66,7 @@ class LoopConfig(Section):
     """Threads that make batches ahead."""
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(ConfigTable):
     """When a run is saved. Every epoch's end is; these are further times."""
 
     every_steps: int = Field(default=0, ge=0)
@@ -77,7 +77,7 @@ class CheckpointConfig(Section):
     """Newest checkpoints that are kept, beside the best epoch's."""
 
 
-class TrackConfig(Section):
+class TrackConfig(ConfigTable):
     """Where else the metrics go. A tracker that fails is dropped, and the run goes on."""
 
     tensorboard: bool = False

@@ -5,8 +5,7 @@ import sys
 import time
 from typing import Any, Literal
 
-from mpd_agl.train.observe import Display
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Display, Progress
 
 Style = Literal["auto", "quiet", "json"]
 
@@ -32,23 +31,21 @@ def duration(seconds: float) -> str:
     return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
 
 
-def epoch_line(event: dict[str, Any], epochs: int, scored: str = "test") -> str:
+def epoch_line(line: dict[str, Any], epochs: int, scored: str) -> str:
     """One epoch in one line."""
     return (
-        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  "
-        f"train {100 * event['train_accuracy']:5.2f} %  {scored} {100 * event['test_accuracy']:5.2f} %  "
-        f"lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
+        f"epoch {line['epoch']:>{len(str(epochs))}}/{epochs}  loss {line['train_loss']:.4f}  "
+        f"train {100 * line['train_accuracy']:5.2f} %  {scored} {100 * line['test_accuracy']:5.2f} %  "
+        f"lr {line['lr']:.4g}  {line['images_per_s']:.0f} images/s"
     )
 
 
 class Quiet:
     """Warnings go to stderr, nothing else is shown."""
 
-    scored = "test"
-
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """The loop begins."""
-        self.epochs, self.per_epoch = epochs, steps_per_epoch
+        self.epochs, self.per_epoch, self.scored = epochs, steps_per_epoch, scored
         self._first, self._began = progress.step, time.perf_counter()
 
     def step(self, progress: Progress) -> None:
@@ -57,8 +54,8 @@ class Quiet:
     def figures(self, figures: dict[str, float]) -> None:
         """New figures of the monitor."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """An event went into metrics.jsonl."""
+    def logged(self, line: dict[str, Any]) -> None:
+        """A line went into metrics.jsonl."""
 
     def note(self, text: str) -> None:
         """A word to the person."""
@@ -83,11 +80,11 @@ class Mute(Quiet):
 
 
 class JsonLines(Quiet):
-    """Every event as a line of JSON on stdout: what metrics.jsonl gets."""
+    """Every line of metrics.jsonl on stdout too."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """The event itself."""
-        print(json.dumps(event), flush=True)
+    def logged(self, line: dict[str, Any]) -> None:
+        """The line itself."""
+        print(json.dumps(line), flush=True)
 
 
 class Lines(Quiet):
@@ -95,9 +92,9 @@ class Lines(Quiet):
 
     every_s = 30.0
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """Say what runs."""
-        super().start(title, epochs, steps_per_epoch, progress)
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self._figures = ""
         self._shown = time.perf_counter()
         at = f", from epoch {progress.epoch + 1}, step {progress.epoch_step + 1}" if progress.step else ""
@@ -119,24 +116,24 @@ class Lines(Quiet):
         """Kept for the next line."""
         self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
 
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch."""
-        if event["event"] == "epoch":
+        if line["log"] == "epoch":
             self._shown = time.perf_counter()
-            print(epoch_line(event, self.epochs, self.scored) + self._figures, flush=True)
-            self._figures = ""  # an epoch without a look into the layers shows none, not an old one
+            print(epoch_line(line, self.epochs, self.scored) + self._figures, flush=True)
+            self._figures = ""  # the next epoch shows new figures or none, never old ones
 
 
 class Live(Quiet):
     """A progress bar with the present figures under the epochs' lines."""
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """Open the display."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        super().start(title, epochs, steps_per_epoch, progress)
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self._figures = ""
         self._console = Console()
         self._console.print(title, style="bold", highlight=False, markup=False)
@@ -171,10 +168,10 @@ class Live(Quiet):
         """Shown beside the run's bar."""
         self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
 
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch, above the bars."""
-        if event["event"] == "epoch":
-            self._bars.console.print(epoch_line(event, self.epochs, self.scored), highlight=False, markup=False)
+        if line["log"] == "epoch":
+            self._bars.console.print(epoch_line(line, self.epochs, self.scored), highlight=False, markup=False)
             self._figures = ""
 
     def note(self, text: str) -> None:

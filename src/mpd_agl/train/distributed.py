@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import RunFolder
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for a silent one. One that dies is noticed at once, by its closed connections."""
@@ -240,31 +238,3 @@ def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class Elsewhere(RunFolder):
-    """A run's folder as ranks other than 0 have it: a path to speak of; nothing is read or written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.checkpoints = path, path / "checkpoints"
-        self.config, self.record = path / "config.toml", path / "record.json"
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Nothing."""
-
-    def start_metrics(self, offset: int) -> int:
-        """Nothing."""
-        return 0
-
-    def log_metrics(self, event: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def sync_metrics(self) -> int:
-        """Nothing."""
-        return 0
-
-    def log(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
