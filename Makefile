@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install demo test lint faults clean
+.PHONY: install demo test lint faults nightly clean
 
 install: $(INSTALLED)
 
@@ -33,6 +33,10 @@ test: lint
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults all
 	$(BIN)/python -m tests.faults table
+
+# every table and figure of the paper at the scale of seconds per run, in a folder that is gone afterwards
+nightly: $(INSTALLED)
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/mpd-agl reproduce all --scale smoke --runs-dir "$$folder"
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so

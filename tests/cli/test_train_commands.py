@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +129,19 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a row is the true class" in out
 
 
+def test_evaluate_with_other_convolutions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {}
+    for conv_impl in ("dense", "event", "auto"):
+        assert main(["evaluate", str(runs / "one"), "--json", "--conv-impl", conv_impl]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["config"]["model"]["conv_impl"] == conv_impl
+        scores[conv_impl] = told["results"][0]["loss"]
+    assert scores["event"] == pytest.approx(scores["dense"], rel=1e-5)
+    assert scores["auto"] == pytest.approx(scores["dense"], rel=1e-5)
+    assert main(["evaluate", str(runs / "one"), "--conv-impl", "event"]) == 0
+    assert "event convolutions, test set" in capsys.readouterr().out
+
+
 def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     paths = []
@@ -245,6 +257,11 @@ BAD: list[tuple[str, str]] = [
         "--preset cifar10-resnet19-t2 --no-data.download --data.train-samples 50001 --dry-run",
         "data.train_samples is 50001, and cifar10 has 50000",
     ),
+    (
+        "--preset cifar10dvs-vggsnn --no-data.download --data.train-samples 9001 --dry-run",
+        "data.train_samples is 9001, and cifar10dvs has 9000",
+    ),
+    ("--preset demo --train.precision float16 --train.device cpu", "train.precision float16 needs a GPU"),
     ("--preset demo --data.holdout 4000", "data.holdout is 4000, and mnist5k has 4000 training samples"),
     ("--preset demo --data.holdout 400 --data.train-samples 3601", "data.train_samples is 3601, and mnist5k has 3600"),
     ("--preset demo --name ../up", "a run's name is"),
@@ -367,11 +384,9 @@ def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
     assert process.stdout is not None
     while not process.stdout.readline().startswith("epoch    1/1000"):
         assert process.poll() is None
-    began = time.perf_counter()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert time.perf_counter() - began < 30  # a hang, not speed
     assert out.splitlines()[-1].startswith("stopped by SIGINT at step ")
     assert f"mpd-agl train --resume {tmp_path / 'long'}" in out
 

@@ -42,7 +42,7 @@ def count(tally: Tally, name: str, test: Any, fixtures: dict[str, Any]) -> None:
         seen += 1
         began = time.perf_counter()
         inner(*args, **options)
-        tally.at_most("seconds for a case", time.perf_counter() - began, SLOW_S)
+        tally.at_most_s("seconds for a case", time.perf_counter() - began, SLOW_S)
 
     test.hypothesis.inner_test = counted
     wanted = inner.__code__.co_varnames[: inner.__code__.co_argcount]

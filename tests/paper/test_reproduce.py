@@ -12,7 +12,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.paper.pool import Pool, run_name
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.reproduce import Request, gather, show, write
+from mpd_agl.paper.reproduce import Request, check_before_training, gather, show, write
 from mpd_agl.paper.scales import SCALES, departures
 from mpd_agl.paper.studies import STUDIES, get_study
 from mpd_agl.train.signals import EXIT_SAVED
@@ -61,6 +61,7 @@ def by_hand(monkeypatch, rates):
         table = runfolder.record(pool.path(config).name)
         final = {k: events[-1][k] for k in table["final"]}
         table |= {"config": config.model_dump(mode="json"), "final": final, "best_on_test": None}
+        table["data"]["name"] = config.data.name
         table["energy"] = {"rates_from": "by hand", "layers": rates}
         table["hardware"]["threads"] = 1
         runfolder.write(pool.path(config), json.loads(json.dumps(table)), events)
@@ -140,8 +141,8 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
     ours = [(r["data"], r["T"]) for r in found if r["method"] == "MPD-AGL" and r["source"] == "here"]
     assert ours == [
         *((f"{data} (mnist5k)", T) for data in ("CIFAR-10", "CIFAR-100") for T in "642"),
-        ("CIFAR10-DVS (mnist5k)", "6"),
-        ("Tiny-ImageNet (mnist5k)", "4"),
+        ("CIFAR10-DVS (mnist5k-dvs)", "6"),
+        ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
     tiny = next(r for r in found if r["data"].startswith("Tiny") and r["method"] == "MPD-AGL")
     assert tiny["paper (quoted)"] == "58.14"
@@ -211,6 +212,41 @@ def test_bad_input(argv, words, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=words):
         run(argv)
     assert not (tmp_path / "runs").exists()
+
+
+def test_one_figure_compares_runs_on_one_data_set(by_hand, tmp_path):
+    """At the smoke scale too, where the VGGs of Figure 7 need larger images than the digits have."""
+    _, section = result(request("fig-robustness", methods=["lsg", "mpd-agl"]), tmp_path)
+    assert [p.key for p in section.panels] == ["fig-robustness-neuron", "fig-robustness-network"]
+    assert any("data set mnist5k-dvs instead of cifar100" in note for note in section.notes)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["fig-robustness", "--methods", "lsg", "--data.name", "mnist5k"], "vgg11.* cannot start: .*32"),
+        (["table3", "--train.batch-size", "300"], "cannot start: train.batch_size is 300, and mnist5k has 200"),
+        (["table3", "--train.precision", "float16", "--train.device", "cpu"], "cannot start: .*needs a GPU"),
+        (["table3", "--train.device", "tpu"], "cannot start: train.device must be a device that works here"),
+        (["all", "--data.test-samples", "2000"], "cannot start: data.test_samples is 2000, and mnist5k.* has 1000"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_anything_is_trained(argv, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Pool, "train", lambda *args: pytest.fail("trained"))
+    with pytest.raises(InputError, match=words):
+        run([*argv, "--scale", "smoke"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_on_different_samples_are_refused_before_anything_is_trained(tmp_path):
+    from dataclasses import replace
+
+    asked = request("fig-robustness", methods=["lsg"])
+    mixed = replace(asked, study=replace(asked.study, smoke={}))  # VGGs on event frames, ResNets on images
+    with pytest.raises(InputError, match="scored on different samples .mnist5k and mnist5k-dvs"):
+        check_before_training([mixed], Pool(tmp_path))
+    check_before_training([asked], Pool(tmp_path))
 
 
 def test_a_foreign_run_in_the_pool_is_refused(by_hand, tmp_path):

@@ -262,3 +262,36 @@ def test_a_run_in_a_thread_needs_no_signals(tmp_path: Path) -> None:
     worker.start()
     worker.join(60)
     assert done == ["finished"]
+
+
+def test_a_nan_that_is_read_later_is_told_with_its_step_and_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: results are read after 20 steps, or before a checkpoint or an epoch's end."""
+    from mpd_agl.train import checkpoint, step
+    from mpd_agl.train.optim import build_optimizer
+
+    plain, steps = step.Stepper.step, 0
+    monkeypatch.setattr(
+        "mpd_agl.runs.build.build_optimizer", lambda net, config, fused: build_optimizer(net, config, fused=True)
+    )
+
+    def faulty(self: step.Stepper, x: object, y: object) -> None:
+        nonlocal steps
+        steps += 1
+        self.read_every = 20
+        loss = self.loss
+        self.loss = (lambda o, y: loss(o, y) * float("nan")) if steps == 6 else loss
+        plain(self, x, y)  # type: ignore[arg-type]
+        self.loss = loss
+
+    monkeypatch.setattr(step.Stepper, "step", faulty)
+    changes = {"checkpoint": {"every_steps": 0, "every_minutes": 0}, "monitor": {"every": 0}}
+    with pytest.raises(InputError, match="training stopped at epoch 2, step 2 of 4: loss nan. Nothing bad was saved"):
+        training.start(tiny(changes), tmp_path / "run", Silent())
+    assert steps == 8  # noticed at the epoch's end
+    root = tmp_path / "run" / "checkpoints"
+    assert checkpoint.positions(root) == [checkpoint.Position(1, 4)]
+    assert not any(
+        step.bad(t) for g in checkpoint.read(root / "epoch-0001-step-00000004").tensors.values() for t in g.values()
+    )

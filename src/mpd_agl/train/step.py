@@ -6,7 +6,7 @@ steps at once. A flag on the device keeps a bad step, and every step after it, f
 
 import copy
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +103,9 @@ class Stepper:
         """Steps whose results nobody has read."""
         return len(self._unread)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the network runs."""
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
     def __call__(self, x: Tensor, y: Tensor) -> StepResult:
         """Train on a batch and read the result at once; `NotFinite` if anything is not finite."""
