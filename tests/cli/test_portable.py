@@ -1,4 +1,4 @@
-"""Every command can be imported where the modules and names of POSIX are missing, as on Windows; and locks work there."""
+"""Every command can be imported where the modules and names of POSIX are missing, as on Windows, and locks work."""
 
 import subprocess
 import sys

@@ -334,7 +334,8 @@ def test_jobs_find_what_one_process_finds(how: list[str], tmp_path: Path) -> Non
 
 STAND_INS = {
     "srun": 'shift 5; exec "$@"',  # --unbuffered --output FILE --error FILE
-    "sbatch": "export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0\n"
+    "sbatch": "export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 "
+    "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0\n"
     'bash "$1" >/dev/null 2>&1 & echo Submitted batch job 7',
     "sacct": "echo 'JobID|State|NodeList'; echo '7|RUNNING|here'",  # submitit looks for the job's result first
 }
@@ -416,8 +417,14 @@ def test_a_sweep_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_end_of_a_jobs_time_reaches_the_run_as_sigterm(tmp_path: Path) -> None:
-    script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(75)); print('up', flush=True); time.sleep(60)"
-    job = f"from mpd_agl.sweeps.jobs import run_command; import sys; sys.exit(run_command([sys.executable, '-c', {script!r}]))"
+    script = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(75)); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    job = (
+        "from mpd_agl.sweeps.jobs import run_command; import sys; "
+        f"sys.exit(run_command([sys.executable, '-c', {script!r}]))"
+    )
     child = subprocess.Popen([sys.executable, "-c", job], stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"

@@ -1,9 +1,9 @@
 """Run rows of the fault table and write their records; each row is a process of its own.
 
 usage: python -m tests.faults ROW [--tries N] [--seed S] [--out FILE] [--folder DIR]
-       python -m tests.faults few [--out DIR]     a few tries of the quick rows, in one process, limits of time left out: for the test suite
-       python -m tests.faults all [--out DIR]     every row at its nightly size; rows with a record of this commit are left out
-       python -m tests.faults table               write the table of docs/reliability.md from the records
+       python -m tests.faults few [--out DIR]  a few tries of the quick rows, without limits of time: for the test suite
+       python -m tests.faults all [--out DIR]  every row at its nightly size, except those with a record of this commit
+       python -m tests.faults table            write the table of docs/reliability.md from the records
 """
 
 import argparse

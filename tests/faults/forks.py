@@ -35,7 +35,7 @@ STEPS = 12
 
 
 class Shared:
-    """Between a run and who watches it: the last step that is done, the step it began at, a pipe with a mark per file operation."""
+    """What a run tells its watcher: its last step, the step it began at, and a mark per file operation."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 16)
@@ -89,7 +89,7 @@ class Watched(Silent):
 
 
 def mark_saves(shared: Shared, first: int) -> None:
-    """From the `first` file operation of a checkpoint on, every one leaves a mark; for forked children, which end with it."""
+    """From the `first` file operation of a checkpoint on, every one leaves a mark; for forked children only."""
     seen = 0
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

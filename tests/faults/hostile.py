@@ -1,4 +1,4 @@
-"""Archives, pickles and weight files that were made to do harm; each is read in a process of its own, watched for time and memory."""
+"""Archives, pickles and weight files made to do harm: each is read in a process that is watched for time and memory."""
 
 import gzip
 import io

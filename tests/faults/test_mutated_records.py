@@ -1,4 +1,4 @@
-"""Configurations, manifests, states, records, metrics and weights near valid ones: right data, or one sentence that names the place."""
+"""Files near valid ones (configurations, manifests, records, weights): right data, or a sentence with the place."""
 
 import copy
 import hashlib

@@ -1,4 +1,7 @@
-"""The paper's experiments: what they train, and that every number shown is a record's. Most runs here are written by hand."""
+"""The paper's experiments: what they train, and that every number shown is a record's.
+
+Most runs here are written by hand.
+"""
 
 import json
 import os
@@ -285,7 +288,7 @@ def test_data_that_are_not_there_stop_at_the_first_run(tmp_path, monkeypatch):
 
 def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsys):
     """The real thing: a signal in the middle, the same command again, then nothing is trained and the same is shown."""
-    from mpd_agl.train.console import Quiet
+    from mpd_agl.train.observe import Display
 
     monkeypatch.chdir(tmp_path)
     small = ["--data.train-samples", "40", "--data.test-samples", "20", "--train.threads", "1"]
@@ -297,7 +300,7 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Quiet, "step", step)
+    monkeypatch.setattr(Display, "step", step)
     assert run(argv) == EXIT_SAVED
     assert "The same command continues." in capsys.readouterr().out
     assert run(argv) == 0

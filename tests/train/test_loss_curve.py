@@ -1,8 +1,9 @@
 """The seeded loss curve of 50 steps: no optimisation may change it.
 
-Losses depend on weights through spikes alone, so rounding shows only where it moves a potential across the threshold. On one machine the
-backends give equal curves. Other SIMD widths round convolutions otherwise: against the stored curve a few such crossings are allowed.
-`python -m tests.train.test_loss_curve` writes the stored curve anew, for a change that is meant to change it.
+Losses depend on weights through spikes alone, so rounding shows only where it moves a potential across the threshold.
+On one machine the backends give equal curves. Other SIMD widths round convolutions otherwise: against the stored
+curve a few such crossings are allowed. `python -m tests.train.test_loss_curve` writes the stored curve anew, for a
+change that is meant to change it.
 """
 
 import json

@@ -111,8 +111,9 @@ def test_single_mistakes_are_one_sentence(table: dict[str, object], words: str) 
 
 
 VALUES_OF_ANY_KIND = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=4), max_size=3),
-    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2), st.sampled_from(["mpd-agl", "cnn8", "crop=4", "none", "true", "1e9"]),
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.lists(st.text(max_size=4), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.sampled_from(["mpd-agl", "cnn8", "crop=4", "none", "true", "1e9"]),
 )  # fmt: skip
 
 

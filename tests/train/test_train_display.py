@@ -12,12 +12,14 @@ import pytest
 from mpd_agl.runs import training
 from mpd_agl.runs.config import MonitorConfig
 from mpd_agl.runs.monitoring import Watch
-from mpd_agl.train.console import JsonLines, Lines, Live, Quiet, build_display, duration
+from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
+from mpd_agl.train.observe import Display
 from mpd_agl.train.trackers import Trackers, numbers
 from tests.train.tiny import Silent, tiny
 
 EPOCH = {
-    "log": "epoch", "epoch": 1, "step": 4, "train_loss": 1.5, "train_accuracy": 0.5, "test_accuracy": 0.25, "lr": 0.1, "images_per_s": 7.0
+    "log": "epoch", "epoch": 1, "step": 4, "train_loss": 1.5, "train_accuracy": 0.5, "test_accuracy": 0.25,
+    "lr": 0.1, "images_per_s": 7.0,
 }  # fmt: skip
 
 
@@ -82,7 +84,7 @@ def test_numbers_leaves_out_texts_and_tables() -> None:
 
 
 def test_the_style_follows_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(build_display("quiet")) is Quiet
+    assert type(build_display("quiet")) is Display
     assert type(build_display("json")) is JsonLines
     assert type(build_display("auto")) is Lines
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

@@ -1,4 +1,4 @@
-"""`mpd-agl evaluate RUN`: accuracy, per class, confusion; at any number of timesteps; the quick path and early answers if asked."""
+"""`mpd-agl evaluate RUN`: accuracy, per class, confusion, at any number of timesteps; the quick path, early answers."""
 
 import argparse
 import json

@@ -1,6 +1,7 @@
 """`mpd-agl train`'s options: a few of its own, and every field of the configuration by its dotted name.
 
-Values stay text here; the typed configuration reads them, so that the mistakes of a file and of the command line come in one message.
+Values stay text here; the typed configuration reads them, so that the mistakes of a file and of the command line come
+in one message.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`mpd-agl train`: a run from a preset, a file and the command line; `--resume` continues one, `--dry-run` measures one."""
+"""`mpd-agl train`: a run from preset, file and command line; `--resume` continues one, `--dry-run` measures one."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
 
 
 def prepare(options: Options, *, free: bool) -> Task:
-    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal takes less than a second."""
+    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal comes at once."""
     if "resume" in options.values:
         return _prepare_resume(options, free)
     table, mistakes = gather(options)

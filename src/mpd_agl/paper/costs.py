@@ -1,20 +1,18 @@
-"""What runs cost here: seconds per sample from a few measured steps, kept in a file so that each network is measured once."""
+"""What runs cost here, from a few measured steps; a file keeps the times, so that each network is measured once."""
 
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpd_agl import records
 from mpd_agl.analysis import count_operations
-from mpd_agl.data.registry import get
-from mpd_agl.data.types import ArraySet
 from mpd_agl.kernels import reuse_pages
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.dry_run import random_set
 
 STEP_MACS = 4e10
 """A measured step is cut to about so many multiply-accumulates of its forward pass: seconds, not minutes."""
@@ -47,38 +45,20 @@ class Costs:
     def _key(config: RunConfig) -> str:
         m, machine = config.model, records.hardware()
         place = f"{machine['cpu']}, {torch.get_num_threads()} threads, {build.choose_device(config.train.device)}"
-        return f"{m.name} x{m.width_mult:g} T={m.num_steps} {sample_shape(config)} batch {config.train.batch_size}: {place}"
-
-
-def sample_shape(config: RunConfig) -> tuple[int, ...]:
-    """One sample: (T,) height, width, channels."""
-    spec = get(config.data.name)
-    if spec.kind == "events":
-        return (config.model.num_steps, config.data.frame_size, config.data.frame_size, spec.shape[2])
-    return tuple(spec.shape)
+        shape = random_set(config, "train", 1).x.shape[1:]
+        return f"{m.name} x{m.width_mult:g} T={m.num_steps} {shape} batch {config.train.batch_size}: {place}"
 
 
 def measure(config: RunConfig) -> dict[str, float]:
     """Seconds per sample of a training step and of a forward pass, on random values: the median of three."""
     reuse_pages()
     device = build.choose_device(config.train.device)
-    spec, shape = get(config.data.name), sample_shape(config)
-    rng = np.random.default_rng(0)
-    made = ArraySet(
-        name=spec.name,
-        split="train",
-        x=rng.integers(0, 3, (1, *shape), dtype=np.uint8),
-        y=np.zeros(1, np.int64),
-        classes=spec.classes or tuple(map(str, range(spec.num_classes))),
-        mean=spec.mean,
-        std=spec.std,
-    )
-    net = build.network_for(config, made).to(device)
+    net = build.network_for(config, random_set(config, "train", 1)).to(device)
     macs = config.model.num_steps * sum(layer.macs for layer in count_operations(net))
     N = max(2, min(config.train.batch_size, int(STEP_MACS / macs)))
-    *steps, height, width, channels = shape
-    x = torch.randn(*steps, N, channels, height, width, device=device)
-    y = torch.zeros(N, dtype=torch.long, device=device)
+    with build.build_test_loader(config, random_set(config, "train", N)).epoch(0) as batches:
+        x, y = (torch.cat(parts, dim) for parts, dim in zip(zip(*batches, strict=True), (-4, 0), strict=True))
+    x, y = x.to(device), y.to(device)
     stepper = build.build_stepper(config, net, device)
     net.train()
     train = _median(lambda: stepper(x, y), device)

@@ -148,7 +148,8 @@ def _sentence(groups: Sequence[Group], layers: Sequence[str]) -> str:
 STUDY = Study(
     name="fig-availability",
     title="Figure 5: gradient-available neurons, ResNet-19, CIFAR-10, T=2",
-    paper="MPD-AGL keeps more neurons in the gradient-available interval in every layer; its widths gather around 1.26, LSG's around 1.12.",
+    paper="MPD-AGL keeps more neurons in the gradient-available interval in every layer; "
+    "its widths gather around 1.26, LSG's around 1.12.",
     variants=variants,
     show=show,
     methods=COMPARED,

@@ -68,7 +68,8 @@ def show(groups: Sequence[Group]) -> Section:
             worst = max(worst, (abs(low), name, label(g.method)))
     shortfall = mean([float(r[7]) for r in rows])
     sentence = (
-        f"The mean is the theorem's to within {max(float(r[4]) for r in rows):.0e} all along, as tdBN makes it so; at the last snapshot "
+        f"The mean is the theorem's to within {max(float(r[4]) for r in rows):.0e} all along, as tdBN makes it so; "
+        "at the last snapshot "
         f"Theorem 1's variance differs from the measured one by {shortfall:+.1f} % on average over layers and by "
         f"{100 * worst[0]:.1f} % in {worst[1]}."
     )
@@ -84,7 +85,8 @@ def show(groups: Sequence[Group]) -> Section:
         "exact mixture's gap, %",
     )
     notes = [
-        "Measured on training batches, over all timesteps. The exact mixture adds the spread of gamma and of beta between channels."
+        "Measured on training batches, over all timesteps. "
+        "The exact mixture adds the spread of gamma and of beta between channels."
     ]
     return Section("fig-theorem1", STUDY.title, sentence, panels, Table(head, rows, tuple(range(2, 9))), notes)
 

@@ -1,4 +1,4 @@
-"""Run an experiment: train its variants at a scale, each once, then draw the result from the records and write it to files."""
+"""Run an experiment: train its variants at a scale, each once, then draw the result from the records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,6 @@ import torch
 from mpd_agl import records
 from mpd_agl.data.registry import get
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.paper.costs import sample_shape
 from mpd_agl.paper.pool import Pool, run_name
 from mpd_agl.paper.scales import config_at, departures
 from mpd_agl.paper.study import Group, Study, Variant
@@ -21,6 +20,7 @@ from mpd_agl.report.section import Section
 from mpd_agl.report.text import markdown
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.dry_run import random_set
 from mpd_agl.train.observe import Display
 from mpd_agl.train.step import check_precision
 
@@ -65,7 +65,7 @@ SAME_SAMPLES = ("name", "test_samples", "holdout", "split_rule", "split_seed", "
 
 
 def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
-    """Refuse now what could only be refused after hours of training: runs that no figure may compare, parts that do not fit.
+    """Refuse now what would else be refused after hours: runs that nothing may compare, parts that do not fit.
 
     Of each network and data set that unfinished runs need, one is built and read.
     """
@@ -79,8 +79,8 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
             if len(scored) > 1:
                 sets = " and ".join(sorted({str(s[0]) for s in scored}))
                 raise InputError(
-                    f"{request.study.name} compares runs of {recipe} that would be scored on different samples ({sets}). "
-                    "Choose one data set for all with --data.name."
+                    f"{request.study.name} compares runs of {recipe} that would be scored on different samples "
+                    f"({sets}). Choose one data set for all with --data.name."
                 )
         wanted |= {run_name(c): c for c in request.configs() if not pool.finished(c)}
     built, read = set(), set()
@@ -104,10 +104,8 @@ def _build(config: RunConfig) -> None:
     device = build.choose_device(config.train.device)
     build.backend_that_runs(config, device)
     check_precision(config.train.precision, device)
-    *_, height, _, channels = sample_shape(config)
     with torch.device("meta"):
-        classes = get(config.data.name).num_classes
-        build.build_network(config, in_channels=channels, image_size=height, num_classes=classes)
+        build.network_for(config, random_set(config, "train", 1))
 
 
 def train(request: Request, pool: Pool, display: Callable[[], Display], say: Callable[[str], None]) -> tuple[int, int]:

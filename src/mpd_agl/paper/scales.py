@@ -1,4 +1,4 @@
-"""Three scales of every experiment: the paper's, one for two CPU cores, one of seconds for tests; and what each changes."""
+"""Three scales of every experiment (the paper's, two CPU cores, seconds for tests), and what each changes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

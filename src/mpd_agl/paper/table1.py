@@ -49,7 +49,8 @@ def show(groups: Sequence[Group]) -> Section:
         f"Test accuracy in percent of {len(methods_of(groups))} methods on one pipeline, and what the paper quotes."
     )
     notes = [
-        "Quoted: from the paper's Table 1, the best epoch on the test set, other people's pipelines. * Adam and the TET loss.",
+        "Quoted: from the paper's Table 1, the best epoch on the test set, other people's pipelines. "
+        "* Adam and the TET loss.",
     ]
     return Section("table1", STUDY.title, sentence, [], Table((*head, "paper (quoted)"), rows, (4, 5, 6, 7, 8)), notes)
 

@@ -65,8 +65,9 @@ def show(groups: Sequence[Group]) -> Section:
     head = ("method", "T", "#Add., M", "#Multi., M", "mJ", "mJ, stem once", "mJ, strict", "% of ANN", "input rate, %")
     quoted_head = ("paper #Add. (quoted)", "paper #Multi. (quoted)", "paper mJ (quoted)")
     notes = [
-        "Operations are the full-size network's; firing rates are those of the trained networks here, which are narrower except at the "
-        "paper's scale. mJ: the paper's count. Stem once: a static image meets the first layer once, not T times. "
+        "Operations are the full-size network's; firing rates are those of the trained networks here, "
+        "which are narrower except at the paper's scale. "
+        "mJ: the paper's count. Stem once: a static image meets the first layer once, not T times. "
         "Strict: a layer whose input is not 0/1 counts as multiply-accumulates.",
     ]
     sentence = f"One inference of the ANN costs {ann[1]:.2f} mJ; the spiking network's cost follows its firing rates."

@@ -39,7 +39,8 @@ def show(groups: Sequence[Group]) -> Section:
     run = groups[0].first.record
     hardware = f"{run.hardware.get('cpu', run.hardware.get('device', ''))}, {run.hardware['threads']} threads"
     notes = [
-        f"Medians over epochs and seeds on {hardware}, backend {run.backend}; scaled to 50,000 training and 10,000 test images. "
+        f"Medians over epochs and seeds on {hardware}, backend {run.backend}; "
+        "scaled to 50,000 training and 10,000 test images. "
         "Methods alternate with every seed. The paper's seconds are of one RTX 3090: compare ratios."
     ]
     sentence = "Adjusting the width costs a few operations per layer and timestep in training and none at inference."

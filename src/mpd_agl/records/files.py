@@ -57,8 +57,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 def lock_file(file: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
     """Take the system's lock on an open file; False if another process has it and `wait` is not set.
 
-    The system releases the lock when the file is closed, also when the process is killed. `shared` lets others look at the same time; it
-    is for a moment's look, because Windows has exclusive locks only.
+    The system releases the lock when the file is closed, also when the process is killed. `shared` lets others look
+    at the same time; it is for a moment's look, because Windows has exclusive locks only.
     """
     try:
         import fcntl
@@ -90,7 +90,7 @@ def _lock_without_fcntl(file: IO[Any], wait: bool) -> bool:
 
 
 def explain(error: OSError, path: Path, stands: str = "") -> InputError:
-    """The sentence for a file that could not be written: path, reason, free space, what to do; `stands` says what is safe."""
+    """The sentence for a file that could not be written: path, reason, what to do; `stands` says what is safe."""
     there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         try:

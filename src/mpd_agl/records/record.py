@@ -42,7 +42,7 @@ class RunRecord:
     best_on_test: dict[str, Any] | None = None
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
-    """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
+    """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
     convs: list[dict[str, Any]] | None = None
     """With `model.conv_impl` auto: per measured step each layer's choice, the share of active inputs and both times."""
     failure: str | None = None
@@ -101,7 +101,7 @@ def read_record(path: Path) -> RunRecord:
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Inside, a value of the wrong type or a missing one becomes a sentence: records are JSON, and anyone can edit them."""
+    """Inside, a missing value or one of the wrong type becomes a sentence: anyone can edit JSON."""
     try:
         yield
     except InputError:
@@ -128,7 +128,10 @@ _OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "differences
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl in order. A torn last line (of a killed run) is left out; a torn one within is an error."""
+    """The lines of metrics.jsonl in order.
+
+    A torn last line (of a killed run) is left out; a torn one within is an error.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -113,8 +113,8 @@ def build_data(
 ) -> ArraySet:
     """The samples of a split as the configuration asks for them.
 
-    `split` is `train`, `test`, or `validation`: what is held out of the training samples. `num_steps` cuts recordings into another
-    number of frames.
+    `split` is `train`, `test`, or `validation`: what is held out of the training samples. `num_steps` cuts recordings
+    into another number of frames.
     """
     return chosen(config, load_data(config, split, num_steps=num_steps, download=download), split)
 
@@ -170,7 +170,7 @@ def official_counts(config: RunConfig) -> dict[str, int]:
 
 
 def sample_counts(config: RunConfig) -> dict[str, int]:
-    """How many samples a run trains on and is scored on, from what is known of the whole data set; too many are refused."""
+    """How many samples a run trains on and is scored on, if the data set is complete; too many are refused."""
     d, most = config.data, official_counts(config)
     if d.holdout >= most["train"]:
         raise too_large("holdout", d.holdout, d.name, most["train"] - 1)
@@ -194,7 +194,7 @@ def scored_split(config: RunConfig) -> str:
 
 
 def hold_out(found: ArraySet, count: int, split: str) -> ArraySet:
-    """`validation`: `count` of the training samples, a fixed random choice, the same for every seed; `train`: the others."""
+    """`validation`: `count` training samples, a fixed random choice, the same for every seed; `train`: the others."""
     if not 0 < count < len(found):
         raise InputError(
             f"data.holdout is {count}, and {found.name} has {len(found)} training samples. "

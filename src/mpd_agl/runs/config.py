@@ -1,4 +1,7 @@
-"""A run's complete configuration. Names of networks, methods and data sets are checked in `resolve`, where the registries are at hand."""
+"""A run's complete configuration.
+
+Names of networks, methods and data sets are checked in `resolve`, where the registries are at hand.
+"""
 
 from typing import Literal
 
@@ -34,7 +37,7 @@ class ModelConfig(ConfigTable):
     backend: Literal["auto", "native", "compiled", "eager"] = "auto"
     """Implementation of the fused step."""
     conv_impl: Literal["dense", "event", "auto"] = "dense"
-    """EventLayer behind the first layer: dense, event (zeros are skipped), or auto: each pass's fastest way, measured now and then, kept."""
+    """Convolutions behind the first layer: dense, event (skips zeros), or auto (each pass's fastest, as measured)."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     recompute: bool = False
@@ -66,11 +69,11 @@ class DataConfig(ConfigTable):
     """For sets without an official split."""
     split_seed: int = 0
     frame_size: int = Field(default=48, ge=1)
-    """ActiveLists: height and width of the frames."""
+    """Events: height and width of the frames."""
     frame_slicing: Literal["count", "time"] = "count"
-    """ActiveLists: slices of equally many events, or of equal duration."""
+    """Events: slices of equally many events, or of equal duration."""
     frame_mode: Literal["count", "binary"] = "count"
-    """ActiveLists: number per pixel, or whether there was any."""
+    """Events: number per pixel, or whether there was any."""
 
 
 class MonitorConfig(ConfigTable):
@@ -121,5 +124,6 @@ def check_processes(config: RunConfig, count: int) -> None:
     """Refuse what only one process can run."""
     if config.model.conv_impl == "auto" and count > 1:
         raise InputError(
-            f"model.conv_impl auto chooses by one process's clock, got {count} processes. Use event or dense, the same for all."
+            f"model.conv_impl auto chooses by one process's clock, got {count} processes. "
+            "Use event or dense, the same for all."
         )

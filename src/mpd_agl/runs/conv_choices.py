@@ -1,8 +1,8 @@
-"""`conv_impl = auto` in a run: when layers are measured, and how the choice is kept, so that a resumed run is the same run.
+"""`conv_impl = auto` in a run: when layers are measured, and how choices are kept for a resumed run.
 
-A choice by the clock changes roundings. So layers measure themselves only at the steps named here; what was chosen goes at once into
-`convs.json` of the run's folder and into every checkpoint. A resumed run takes the choices of its checkpoint, and at a step that is already
-in the file takes what stands there in place of measuring anew.
+A choice by the clock changes roundings. So layers measure themselves only at the steps named here; what was chosen
+goes at once into `convs.json` of the run's folder and into every checkpoint. A resumed run takes the choices of its
+checkpoint, and at a step that is already in the file takes what stands there in place of measuring anew.
 """
 
 import json

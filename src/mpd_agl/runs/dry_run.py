@@ -23,10 +23,9 @@ from mpd_agl.runs.build import BuiltRun
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.monitoring import Watch
 from mpd_agl.train.config import CheckpointConfig
-from mpd_agl.train.console import Quiet
 from mpd_agl.train.evaluate import Batches, evaluate
 from mpd_agl.train.loop import Trainer
-from mpd_agl.train.observe import Progress
+from mpd_agl.train.observe import Display, Progress
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.step import NotFinite, Stepper
 
@@ -67,7 +66,7 @@ class Estimate:
         return {**vars(self), "overhead": self.overhead}
 
 
-class Clocked(Quiet):
+class Clocked(Display):
     """A display that only looks at the clock."""
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
@@ -154,7 +153,7 @@ def _timed(stepper: Stepper, x: Tensor, y: Tensor, watch: Watch | None = None) -
 
 
 def _loop_steps(run: BuiltRun, count: int) -> list[float]:
-    """Seconds of each step of the real loop, in a folder that is gone afterwards; the first, which starts the loader, is left out."""
+    """Seconds of each step of the real loop, in a temporary folder, without the first, which starts the loader."""
     display, c = Clocked(), run.config
     update = {"train": c.train.model_copy(update={"epochs": 1}), "checkpoint": CheckpointConfig(every_minutes=0)}
     short = replace(run, config=c.model_copy(update=update), train=First(run.train, count), test=First(run.test, 1))
@@ -179,14 +178,14 @@ def _data(config: RunConfig) -> tuple[str, build.Sets, dict[str, int]]:
         found = {split: build.load_data(config, split, download=False) for split in ("train", scored)}
     except InputError:
         counts, name = build.sample_counts(config), get(config.data.name).name
-        sets = _random(config, "train", counts["train"]), _random(config, "test", counts["test"])
+        sets = random_set(config, "train", counts["train"]), random_set(config, "test", counts["test"])
         return f"random values ({name} is not at hand)", sets, counts
     train, test = (build.chosen(config, whole, split) for split, whole in found.items())
     return train.name, (train, test), {"train": len(train), "test": len(test)}
 
 
-def _random(config: RunConfig, split: str, count: int) -> ArraySet:
-    """Random values in the data set's place."""
+def random_set(config: RunConfig, split: str, count: int) -> ArraySet:
+    """Random values in the place of a data set's samples, at most as many as are measured."""
     spec = get(config.data.name)
     height, width, channels = spec.shape
     shape: tuple[int, ...] = (height, width, channels)

@@ -22,10 +22,10 @@ MOST_DIFFERENT = 0.02
 
 
 def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
-    """The folded network and what runs it: the native kernels; where they cannot run, one compiled graph; else plain PyTorch.
+    """The folded network and what runs it: native kernels; if they cannot run, a compiled graph; else plain PyTorch.
 
-    On a CPU a compiled graph does not pay beside the native kernels: the convolutions are the same, and every batch size is
-    compiled anew.
+    On a CPU a compiled graph does not pay beside the native kernels: the convolutions are the same, and every batch
+    size is compiled anew.
     """
     folded, works = fold(net), {name: not why for name, why in backends_here(device.type).items()}
     if net.options.ann:
@@ -41,7 +41,7 @@ def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
 
 @torch.no_grad()
 def compare_predictions(plain: nn.Module, fast: nn.Module, batches: Batches, device: torch.device) -> tuple[int, int]:
-    """Samples of the first batch whose prediction differs, and how many were compared; an error if it is more than rounding."""
+    """How many predictions of the first batch differ, and how many there are; an error if it is more than rounding."""
     with batches.epoch(0) as epoch:
         x = next(iter(epoch))[0].to(device)
     a_N, b_N = (mean_output(net(x)).argmax(1) for net in (plain, fast))

@@ -16,7 +16,10 @@ from mpd_agl.train import checkpoint
 from mpd_agl.train.runfolder import check_run
 
 MAX_SIDE = 65536
-"""No data set has more pixels on a side, channels or classes. A damaged record that claims more must not fill the memory."""
+"""No data set has more pixels on a side, channels or classes.
+
+A damaged record that claims more must not fill the memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,10 @@ class Trained:
 
 
 def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: str = "") -> Trained:
-    """A run's network with its weights: `last` (the result, or the newest checkpoint of an unfinished run) or `best` (on the test set).
+    """A run's network with its weights: `last`, the result, or `best`, the best epoch on the test set.
 
-    `conv_impl` takes other convolutions than the run was trained with; they compute the same function.
+    The last weights of an unfinished run are its newest checkpoint's. `conv_impl` takes
+    other convolutions than the run was trained with; they compute the same function.
     """
     if which not in ("last", "best"):
         raise InputError(f"--weights must be last or best, got {which!r}.")

@@ -1,4 +1,4 @@
-"""The monitor as the loop's observer: snapshots for metrics.jsonl, mean figures for the display, warnings where a layer dies."""
+"""The monitor as the loop's observer: snapshots for metrics.jsonl, figures for people, warnings of dying layers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ DETAILED = 32
 
 
 class Watch:
-    """Attaches a `Monitor` for every n-th training step: it costs nothing in between, and evaluation is never looked at."""
+    """Attaches a `Monitor` for every n-th training step; it costs nothing in between, and never sees an evaluation."""
 
     def __init__(self, net: nn.Module, config: MonitorConfig, steps: int = 0) -> None:
         self.net, self.config = net, config

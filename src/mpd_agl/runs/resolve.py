@@ -1,4 +1,4 @@
-"""From tables of values to a checked configuration: preset, then file, then command line; all mistakes in one message."""
+"""From preset, file and command line to a checked configuration, with all mistakes in one message."""
 
 import json
 import tomllib
@@ -88,7 +88,10 @@ def read_toml(path: Path) -> Table:
 
 
 def resolve(table: Mapping[str, Any], given: Iterable[str] = (), mistakes: Iterable[str] = ()) -> RunConfig:
-    """The checked configuration, or one `InputError` with every mistake. `given` names what came from the command line."""
+    """The checked configuration, or one `InputError` with every mistake.
+
+    `given` names what came from the command line.
+    """
     options = set(given)
     found = list(mistakes)
     config = None

@@ -102,8 +102,8 @@ def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted
     if saved is None:
         if aside := checkpoint.set_aside(folder.checkpoints):
             raise InputError(
-                f"run {path} cannot be continued: every checkpoint is damaged and was set aside in {folder.checkpoints} "
-                f"({', '.join(aside)}). Bring one back from a copy, or start anew: "
+                f"run {path} cannot be continued: every checkpoint is damaged and was set aside in "
+                f"{folder.checkpoints} ({', '.join(aside)}). Bring one back from a copy, or start anew: "
                 f"mpd-agl train --config {folder.config} --runs-dir {path.parent} --name {path.name} --overwrite."
             )
         note("there is no checkpoint yet: the run starts from its beginning.")
@@ -120,7 +120,7 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
 
 
 def check_same_run(before: RunRecord, now: BuiltRun) -> None:
-    """Refuse to continue on another backend, which computes the same function with other roundings, or on other data."""
+    """Refuse to continue on other data, or on another backend, which rounds otherwise."""
     if before.backend != now.backend:
         raise InputError(
             f"the run began with backend {before.backend}, and here model.backend {now.config.model.backend!r} is "

@@ -52,7 +52,8 @@ def resume(
 ) -> RunRecord:
     """Continue a run from its newest whole checkpoint; `changes` may touch only what the weights do not depend on.
 
-    `restarted`: a launcher does it by itself. It continues a run that was killed; a run that has failed would only fail again.
+    `restarted`: a launcher does it by itself. It continues a run that was killed; a run that has failed would only
+    fail again.
     """
     with RunFolder.open(path) if ranks.first else RunFolder(path) as folder:
         left = find(folder, changes, display, restarted) if ranks.first else None
@@ -80,7 +81,7 @@ def _train(
     saved: checkpoint.Checkpoint | None = None,
     before: RunRecord | None = None,
 ) -> RunRecord:
-    """Train in an open folder, from the beginning or from a checkpoint; `before` is the record that the last process left."""
+    """Train in an open folder, from the beginning or a checkpoint; `before` is the last process's record."""
     config, ranks = run.config, run.stepper.ranks
     sign(folder, ranks)
     folder.write(folder.config, to_toml(config).encode())
@@ -106,7 +107,7 @@ def _train(
 
 
 def _first_record(run: BuiltRun, folder: RunFolder, display: Display, before: RunRecord | None) -> RunRecord:
-    """The record as it stands while the run trains; what differs from the last process's conditions is told and written down."""
+    """The record while the run trains. If conditions differ from the last process's, say so and write it down."""
     config, device, ranks = run.config, run.stepper.device, run.stepper.ranks
     record = RunRecord(
         name=folder.path.name,
@@ -195,7 +196,8 @@ def _warnings_as_notes(folder: RunFolder, display: Display) -> Iterator[None]:
 def compile_first(run: BuiltRun, note: Callable[[str], None]) -> float:
     """One step on a copy of the network, so that the run's own steps find everything compiled; returns the seconds.
 
-    Neither the network nor the random numbers of the run are touched. torch keeps what it compiled on disk: a second start is quick.
+    Neither the network nor the random numbers of the run are touched. torch keeps what it compiled on disk: a second
+    start is quick.
     """
     note("backend compiled: compiling for this network and batch size, which takes minutes where torch's cache is cold")
     began, device = time.perf_counter(), run.stepper.device
@@ -212,7 +214,7 @@ def compile_first(run: BuiltRun, note: Callable[[str], None]) -> float:
 
 
 def measure_energy(run: BuiltRun, net: Network) -> dict[str, Any] | None:
-    """Operations and energy per layer of the trained network on test samples, a fixed random choice; None for an ANN."""
+    """Operations and energy per layer of the trained network on some test samples; None for an ANN."""
     if run.config.model.ann:
         return None
     test = run.sets[1]

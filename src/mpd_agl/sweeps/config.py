@@ -1,4 +1,7 @@
-"""A sweep's file: what is searched, around which recipe, and by what score. Everything is checked before anything runs."""
+"""A sweep's file: what is searched, around which recipe, and by what score.
+
+Everything is checked before anything runs.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -43,7 +46,7 @@ class SweepConfig(ConfigTable):
     direction: Literal["auto", "maximize", "minimize"] = "auto"
     """`auto`: the higher the better for an accuracy, the lower for a loss."""
     tune_on: Literal["validation", "test"] = "validation"
-    """`validation`: training samples that are held out (data.holdout, or a tenth); `test`: the test set, whose score is then no result."""
+    """`validation`: held-out training samples (data.holdout, or a tenth); `test`: the test set, so the score is no result."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the sampler."""
@@ -138,12 +141,14 @@ def read_sweep(path: Path) -> Sweep:
         for name, entry in space.items():
             if isinstance(entry, Range) and not entry.count:
                 raise InputError(
-                    f"search: a grid needs points, and {name} is {entry}. Give choices or a step, or use another sampler."
+                    f"search: a grid needs points, and {name} is {entry}. "
+                    "Give choices or a step, or use another sampler."
                 )
         size = math.prod(len(e.values) if isinstance(e, Choices) else e.count for e in space.values())
         if size > LARGEST_GRID:
             raise InputError(
-                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. Use larger steps or another sampler."
+                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. "
+                "Use larger steps or another sampler."
             )
     return Sweep(settings, base, space)
 
@@ -169,7 +174,8 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
     if settings.tune_on == "test":
         if base.data.holdout:
             raise InputError(
-                f"tune_on is 'test', and data.holdout is {base.data.holdout}: runs are scored on one of them. Leave one out."
+                f"tune_on is 'test', and data.holdout is {base.data.holdout}: runs are scored on one of them. "
+                "Leave one out."
             )
         return base
     if base.data.holdout:

@@ -26,7 +26,10 @@ def load_optuna() -> Any:
 
 
 class JournalLock:
-    """Optuna's lock on its journal, by the system, which releases it when a process is killed. A torn last line is cut off."""
+    """Optuna's lock on its journal, by the system, which releases it when a process is killed.
+
+    A torn last line is cut off.
+    """
 
     def __init__(self, journal: Path) -> None:
         self._journal, self._path = journal, journal.with_name(f".{journal.name}.lock")
@@ -60,8 +63,9 @@ def open_study(folder: Path, sweep: Sweep) -> Any:
     try:
         lock.acquire()
         lock.release()
+        backend = JournalFileBackend(str(journal), lock_obj=lock)  # type: ignore[arg-type,unused-ignore]
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),  # type: ignore[arg-type,unused-ignore]
+            storage=JournalStorage(backend),
             study_name="sweep",
             direction="maximize" if sweep.maximize else "minimize",
             load_if_exists=True,

@@ -1,4 +1,4 @@
-"""A sweep from its file to its table: open or continue, trial after trial or several at once, the best configuration at the end.
+"""A sweep from its file to its table: one trial after the other or several at once, then the best configuration.
 
 sweeps/<name>/  sweep.json  journal.jsonl  trials/trial-0000/ ...  results.json  best.toml
 """
@@ -17,7 +17,7 @@ from mpd_agl.runs.config import FREE_ON_RESUME
 from mpd_agl.runs.resolve import flatten, merge, nest, resolve, to_toml
 from mpd_agl.sweeps import optuna_study as studies
 from mpd_agl.sweeps.config import Sweep, changed
-from mpd_agl.sweeps.jobs import Job, Jobs
+from mpd_agl.sweeps.jobs import Done, Jobs
 from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
 from mpd_agl.train.observe import Display
@@ -83,11 +83,11 @@ def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Cal
 
 def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[[dict[str, Any]], None]) -> None:
     """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
-    running: dict[int, Job] = {}
+    running: dict[int, Done] = {}
     reached: dict[int, list[Any]] = {}
     poll = 0.2
     while True:
-        for number in [n for n, job in running.items() if job.done()]:
+        for number in [n for n, done in running.items() if done()]:
             del running[number]
             row = studies.rows(study, sweep)[number]
             if row["state"] != "running":
@@ -99,8 +99,8 @@ def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[
                     f"trial {number} ended {STUCK} times without getting further: {_last_line(jobs.log(number))} "
                     f"Its output: {jobs.log(number)}."
                 )
-        while len(running) < jobs.limit and (number := _next(study, sweep, set(running))) is not None:  # type: ignore[assignment]
-            running[number] = jobs.attach(number) or jobs.submit(number)
+        while len(running) < jobs.limit and (following := _next(study, sweep, set(running))) is not None:
+            running[following] = jobs.attach(following) or jobs.submit(following)
             poll = 0.2
         if not running:
             return

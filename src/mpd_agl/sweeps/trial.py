@@ -1,4 +1,4 @@
-"""One trial of a sweep: an ordinary run in an ordinary run folder, whose epochs are reported and which may be ended early."""
+"""One trial of a sweep: an ordinary run whose epochs are reported to the study, and which the pruner may end early."""
 
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,17 @@ def run_path(folder: Path, number: int) -> Path:
     return folder / "trials" / f"trial-{number:04d}"
 
 
-class Reporting:
+class Reporting(Display):
     """A display that also reports each epoch's score to the study, and ends the run if the pruner says so."""
 
     def __init__(self, display: Display, trial: Any, score: str, reported: set[int]) -> None:
         self.display, self.trial, self.score, self.reported = display, trial, score, reported
-        self.step, self.figures, self.note, self.close = display.step, display.figures, display.note, display.close
-        self._epochs = 0
+        for name in ("step", "figures", "note", "close"):
+            setattr(self, name, getattr(display, name))
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """As the display; a run that was killed before its pruning was told ends now."""
-        self._epochs = epochs
+        self.epochs = epochs
         if progress.epoch in self.reported:
             self._prune(progress.epoch, progress.step)
         self.display.start(title, epochs, steps_per_epoch, progress, scored)
@@ -49,15 +49,15 @@ class Reporting:
         self._prune(epoch, line["step"])
 
     def _prune(self, epoch: int, step: int) -> None:
-        if epoch < self._epochs and self.trial.should_prune():
+        if epoch < self.epochs and self.trial.should_prune():
             raise Pruned(step)
 
 
 def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes: dict[str, Any]) -> None:
     """Start the trial's run, or continue it, and tell the study how it ended.
 
-    A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the sweep goes on; what
-    would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
+    A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the
+    sweep goes on; what would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
     """
     from mpd_agl.runs.training import resume, start
     from mpd_agl.train.runfolder import MARK

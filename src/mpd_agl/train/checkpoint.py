@@ -3,8 +3,8 @@
     epoch-0003-step-00001200/
         model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
 
-A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest of itself, so that no
-bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
+A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest
+of itself, so that no bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
 """
 
 import hashlib
@@ -196,7 +196,10 @@ def positions(root: Path) -> list[Position]:
 
 
 def newest(root: Path, note: Callable[[str], None], *, set_aside: bool) -> Checkpoint | None:
-    """The newest checkpoint that is whole. Damaged ones are named through `note` and, if asked, renamed to `*.damaged`."""
+    """The newest checkpoint that is whole.
+
+    Damaged ones are named through `note` and, if asked, renamed to `*.damaged`.
+    """
     saved, damages = None, []
     for at in reversed(positions(root)):
         path = root / at.folder

@@ -1,4 +1,7 @@
-"""The loop's settings: typed, frozen, checked when made. 0 stands for "off" where a number is optional, so that TOML can say all of it."""
+"""The loop's settings: typed, frozen, checked when made.
+
+0 stands for "off" where a number is optional, so that TOML can say all of it.
+"""
 
 from typing import Literal
 
@@ -6,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ConfigTable(BaseModel):
-    """A table of the configuration: frozen, no unknown fields, finite numbers; attribute docstrings are the help texts."""
+    """A table of the configuration: frozen, no unknown fields, finite numbers. Docstrings of fields are the help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 

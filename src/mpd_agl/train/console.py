@@ -15,7 +15,7 @@ def build_display(style: Style) -> Display:
     if style == "json":
         return JsonLines()
     if style == "quiet":
-        return Quiet()
+        return Display()
     return Live() if sys.stdout.isatty() else Lines()
 
 
@@ -40,46 +40,14 @@ def epoch_line(line: dict[str, Any], epochs: int, scored: str) -> str:
     )
 
 
-class Quiet:
-    """Warnings go to stderr, nothing else is shown."""
-
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
-        """The loop begins."""
-        self.epochs, self.per_epoch, self.scored = epochs, steps_per_epoch, scored
-        self._first, self._began = progress.step, time.perf_counter()
-
-    def step(self, progress: Progress) -> None:
-        """A step is done."""
-
-    def figures(self, figures: dict[str, float]) -> None:
-        """New figures of the monitor."""
-
-    def logged(self, line: dict[str, Any]) -> None:
-        """A line went into metrics.jsonl."""
-
-    def note(self, text: str) -> None:
-        """A word to the person."""
-        print(f"mpd-agl: {text}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """The loop has ended."""
-
-    def left_s(self, progress: Progress) -> float | None:
-        """Seconds to the end at the speed of this process so far, evaluation included."""
-        done = progress.step - self._first
-        if not done:
-            return None
-        return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done
-
-
-class Mute(Quiet):
+class Mute(Display):
     """For the ranks that are not the first."""
 
     def note(self, text: str) -> None:
         """Rank 0 says it."""
 
 
-class JsonLines(Quiet):
+class JsonLines(Display):
     """Every line of metrics.jsonl on stdout too."""
 
     def logged(self, line: dict[str, Any]) -> None:
@@ -87,7 +55,17 @@ class JsonLines(Quiet):
         print(json.dumps(line), flush=True)
 
 
-class Lines(Quiet):
+class _WithFigures(Display):
+    """Keeps the monitor's figures as text, to be shown once."""
+
+    _figures = ""
+
+    def figures(self, figures: dict[str, float]) -> None:
+        """Keep them."""
+        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
+
+
+class Lines(_WithFigures):
     """A line per epoch, and one now and then within a long epoch."""
 
     every_s = 30.0
@@ -95,7 +73,6 @@ class Lines(Quiet):
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """Say what runs."""
         super().start(title, epochs, steps_per_epoch, progress, scored)
-        self._figures = ""
         self._shown = time.perf_counter()
         at = f", from epoch {progress.epoch + 1}, step {progress.epoch_step + 1}" if progress.step else ""
         print(f"{title}: {epochs} epochs of {steps_per_epoch} steps{at}", flush=True)
@@ -112,10 +89,6 @@ class Lines(Quiet):
                 flush=True,
             )
 
-    def figures(self, figures: dict[str, float]) -> None:
-        """Kept for the next line."""
-        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
-
     def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch."""
         if line["log"] == "epoch":
@@ -124,7 +97,7 @@ class Lines(Quiet):
             self._figures = ""  # the next epoch shows new figures or none, never old ones
 
 
-class Live(Quiet):
+class Live(_WithFigures):
     """A progress bar with the present figures under the epochs' lines."""
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
@@ -134,7 +107,6 @@ class Live(Quiet):
         from rich.progress import Progress as Bars
 
         super().start(title, epochs, steps_per_epoch, progress, scored)
-        self._figures = ""
         self._console = Console()
         self._console.print(title, style="bold", highlight=False, markup=False)
         self._bars = Bars(
@@ -159,14 +131,11 @@ class Live(Quiet):
             self._epoch,
             description=f"epoch {progress.epoch + 1}/{self.epochs}",
             completed=progress.epoch_step,
-            text=f"loss {progress.loss:.4f}  train {100 * progress.accuracy:.1f} %  {progress.images_per_s:.0f} images/s",
+            text=f"loss {progress.loss:.4f}  train {100 * progress.accuracy:.1f} %  "
+            f"{progress.images_per_s:.0f} images/s",
         )
         remaining = f"{duration(left)} left" if left is not None else ""
         self._bars.update(self._all, completed=progress.step, text=remaining + self._figures)
-
-    def figures(self, figures: dict[str, float]) -> None:
-        """Shown beside the run's bar."""
-        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
 
     def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch, above the bars."""

@@ -30,7 +30,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`confusion_KK[true, predicted]` counts; the loss is the cross-entropy of the mean output, whatever was trained on."""
+    """`confusion_KK[true, predicted]` counts. The loss is the mean output's cross-entropy, whatever the run minimises."""
 
     loss: float
     confusion_KK: Tensor
@@ -64,7 +64,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the network over all batches, in evaluation mode for that time; `between` is called after each and may raise.
 
-    Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's figures.
+    Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's
+    figures.
     """
     modes = {module: module.training for module in net.modules()}
     net.eval()

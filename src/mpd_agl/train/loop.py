@@ -1,7 +1,8 @@
-"""The loop: epochs, steps, evaluation, checkpoints, resume. It knows nothing of what it trains; everything arrives built.
+"""The loop: epochs, steps, evaluation, checkpoints, resume. It knows nothing of what it trains.
 
-A run is a function of its configuration alone. The state after step s is the same whether the process ran through or was killed and
-resumed any number of times: data order and augmentation depend on (seed, epoch, step), and a checkpoint holds the rest.
+A run is a function of its configuration alone. The state after step s is the same whether the process ran through or
+was killed and resumed any number of times: data order and augmentation depend on (seed, epoch, step), and a
+checkpoint holds the rest.
 """
 
 import signal
@@ -77,7 +78,7 @@ class Trainable(Protocol):
 
 
 class Trainer:
-    """`Trainer(run, folder, display).fit()` trains, or continues after `restore(checkpoint)`; returns the progress at the end."""
+    """`Trainer(run, folder, display).fit()` trains, or continues after `restore(checkpoint)`."""
 
     def __init__(
         self,
@@ -146,7 +147,9 @@ class Trainer:
         looking = [observer.before(p.step) for observer in self.observers]
         try:
             self.stepper.step(x.to(self.device), y.to(self.device))
-        except InputError as error:  # a layer refuses what it is given; where ranks share a batch, it does so on all of them
+        except (
+            InputError
+        ) as error:  # a layer refuses what it is given; where ranks share a batch, it does so on all of them
             own = "the input holds NaN or Inf" if self.ranks.world > 1 and bad(x) else str(error).rstrip(".")
             raise self._failure(own, p.epoch_step + 1) from error
         p.step, p.epoch_step = p.step + 1, p.epoch_step + 1
@@ -174,7 +177,7 @@ class Trainer:
             p.correct, p.seen = p.correct + result.correct, p.seen + result.count
 
     def _failure(self, own: str, step: int) -> Exception:
-        """The end of a run at a bad step of the epoch: all ranks are here, each tells what it saw, rank 0 tells the person."""
+        """The end of a run at a bad step: all ranks are here, each tells what it saw, rank 0 tells the person."""
         seen: dict[str, int] = {}
         for rank, text in enumerate(self.ranks.texts(own)):
             seen.setdefault(text, rank)

@@ -33,7 +33,10 @@ def tet(o_TNK: Tensor, y_N: Tensor, lambda_: float = 1e-3, target: float = 1.0, 
 
 
 def check_labels(y_N: Tensor, num_classes: int) -> None:
-    """Refuse labels that are no class numbers. The range is checked on the CPU only: on a GPU it would cost a wait per step."""
+    """Refuse labels that are no class numbers.
+
+    The range is checked on the CPU only: on a GPU it would cost a wait per step.
+    """
     if y_N.dtype != torch.int64:
         raise InputError(f"labels must be class numbers of type torch.int64, got {y_N.dtype}. Convert them first.")
     if y_N.device.type == "cpu" and len(y_N) and not 0 <= (lowest := int(y_N.min())) <= int(y_N.max()) < num_classes:

@@ -3,13 +3,18 @@
 Neither can change a run; all that a display can do is end it, by raising `Stopped`.
 """
 
+import sys
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 
 @dataclass
 class Progress:
-    """All of the loop's own state: plain numbers, as JSON in every checkpoint. Fields that hold clock times end in `_s`."""
+    """All of the loop's own state: plain numbers, as JSON in every checkpoint.
+
+    Fields that hold clock times end in `_s`.
+    """
 
     epoch: int = 0
     """Epochs that are complete, evaluation included."""
@@ -82,11 +87,15 @@ class Observer(Protocol):
         """Back to a saved state."""
 
 
-class Display(Protocol):
-    """What a person sees of a run."""
+class Display:
+    """What a person sees of a run. This one prints notes to stderr and nothing else."""
+
+    epochs, per_epoch, scored = 0, 0, "test"
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """The loop begins or goes on; `scored` names the samples that epochs are scored on, `test` or `validation`."""
+        self.epochs, self.per_epoch, self.scored = epochs, steps_per_epoch, scored
+        self._first, self._began = progress.step, time.perf_counter()
 
     def step(self, progress: Progress) -> None:
         """A step is done."""
@@ -99,6 +108,14 @@ class Display(Protocol):
 
     def note(self, text: str) -> None:
         """A word to the person: a warning, a damaged checkpoint."""
+        print(f"mpd-agl: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """The loop has ended, however."""
+
+    def left_s(self, progress: Progress) -> float | None:
+        """Seconds to the end at the speed of this process so far, evaluation included."""
+        done = progress.step - self._first
+        if not done:
+            return None
+        return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done

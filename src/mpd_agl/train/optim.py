@@ -13,7 +13,8 @@ from mpd_agl.train.config import OptimConfig
 def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.Optimizer:
     """The optimizer that a configuration names, over all parameters of the network.
 
-    `fused`: torch's single kernel, which skips a step by a flag on the device; on a GPU nothing then waits for the step.
+    `fused`: torch's single kernel, which skips a step by a flag on the device; on a GPU nothing then waits for the
+    step.
     """
     groups: list[dict[str, Any]]
     parameters = [p for p in net.parameters() if p.requires_grad]
@@ -38,7 +39,7 @@ def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False)
 
 
 def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
-    """The rate of an epoch (0 is the first): linear warm-up, then `lr/2 (1 + cos(pi e/E))`, which would be 0 at epoch E.
+    """The rate of an epoch, 0 being the first: linear warm-up, then `lr/2 (1 + cos(pi e/E))`.
 
     >>> [round(learning_rate(OptimConfig(lr=0.1), e, 4), 4) for e in range(4)]
     [0.1, 0.0854, 0.05, 0.0146]
@@ -52,7 +53,10 @@ def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
-    """Momenta and the like as tensors `<what>:<parameter>`, for safetensors. Learning rates follow from the configuration."""
+    """Momenta and the like as tensors `<what>:<parameter>`, for safetensors.
+
+    Learning rates follow from the configuration.
+    """
     names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
     return {
         f"{what}:{names[parameter]}": value if isinstance(value, Tensor) else torch.tensor(value)

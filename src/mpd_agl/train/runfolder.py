@@ -28,8 +28,8 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or ".." in name or name.endswith(".") or _RESERVED.fullmatch(name):
         got = repr(name) if len(name) <= 120 else f"{name[:120]!r} and {len(name) - 120} characters more"
         raise InputError(
-            f"a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name that Windows "
-            f"reserves, got {got}. Use --runs-dir for the folder."
+            "a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name "
+            f"that Windows reserves, got {got}. Use --runs-dir for the folder."
         )
     return name
 
@@ -144,7 +144,7 @@ class RunFolder:
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:
-    """One sentence if a new run cannot have this folder: a process uses it, or something is there that may not be deleted."""
+    """Refuse a folder that a new run cannot have: it is in use, or something is there that may not be deleted."""
     if path.is_symlink():
         raise InputError(
             f"{path} is a link, and a new run stays in its own folder. Choose another --name or --runs-dir."
@@ -166,7 +166,8 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
         raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
     if content and not overwrite:
         raise InputError(
-            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
+            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, "
+            "or use another --name."
         )
     return content
 

@@ -21,9 +21,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """While it is entered, a signal sets `asked`; the loop looks at it between steps. Does nothing outside the main thread.
+    """While it is entered, a signal sets `asked`, which the loop reads between steps; only in the main thread.
 
-    `patient`: further signals change nothing. A launcher passes on what the terminal has sent already, and kills what does not end.
+    `patient`: further signals change nothing. A launcher passes on what the terminal has sent already, and kills what
+    does not end.
     """
 
     def __init__(self, *, patient: bool = False) -> None:

@@ -1,7 +1,8 @@
 """One optimizer step on one batch: forward, loss, backward, update; and, if a value is not finite, where that began.
 
-A step never waits for a GPU: loss, hits and the norm of the gradient stay on the device until `Stepper.read` fetches those of several
-steps at once. A flag on the device keeps a bad step, and every step after it, from changing the weights.
+A step never waits for a GPU: loss, hits and the norm of the gradient stay on the device until `Stepper.read` fetches
+those of several steps at once. A flag on the device keeps a bad step, and every step after it, from changing the
+weights.
 """
 
 import copy
@@ -26,7 +27,10 @@ READ_EVERY = 20
 
 
 class NotFinite(Exception):
-    """A NaN or Inf in the input, the loss or the gradient, `ago` steps before the last one. The weights were not touched by it."""
+    """A NaN or Inf in the input, the loss or the gradient, `ago` steps before the last one.
+
+    The weights were not touched by it.
+    """
 
     def __init__(self, text: str, ago: int = 0) -> None:
         super().__init__(text)
@@ -46,8 +50,8 @@ class StepResult:
 class Ema:
     """A moving average of the weights: `average <- decay * average + (1 - decay) * weights` after each step.
 
-    It is a second network, evaluated in the first one's place. Integer buffers are copied. (torch's AveragedModel starts by a copy and
-    averages integers, so it computes something else.)
+    It is a second network, evaluated in the first one's place. Integer buffers are copied. (torch's AveragedModel
+    starts by a copy and averages integers, so it computes something else.)
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -65,10 +69,11 @@ class Ema:
 
 
 class Stepper:
-    """Callable: `stepper(x, y)` trains on a batch and returns its result. A loop calls `step` and, now and then, `read`.
+    """`stepper(x, y)` trains on a batch and returns its result; a loop calls `step` and, now and then, `read`.
 
-    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is autocast's. Several
-    `ranks` each bring their share of the batch, and all make the step that one process would make on the whole of it.
+    `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is
+    autocast's. Several `ranks` each bring their share of the batch, and all make the step that one process would make
+    on the whole of it.
     """
 
     def __init__(
@@ -128,8 +133,8 @@ class Stepper:
                     loss = self.loss(output, y_part) * (y_part.shape[0] / N)
                 else:
                     loss = output.sum() * 0.0  # this rank's share is empty; the others wait for its part in their sums
-                # A NaN in the input need not reach the loss, because a NaN potential fires no spike. This factor is 1, or NaN if the
-                # input is not finite; the gradients carry it to every rank.
+                # A NaN in the input need not reach the loss, because a NaN potential fires no spike. This factor is 1,
+                # or NaN if the input is not finite; the gradients carry it to every rank.
                 loss = loss * (1 + 0 * x_part.sum()).to(loss.dtype)
                 torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
