@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import ROBUSTNESS
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, find, label, methods_of, per_method
+from mpd_agl.paper.study import COMPARED, Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 THRESHOLDS, DECAYS = (0.5, 0.75, 1.0), (0.2, 0.5)
 NETWORKS = {"resnet19": "ResNet-19", "resnet18": "ResNet-18", "vgg11": "VGG-11", "vgg16": "VGG-16"}
@@ -32,14 +31,11 @@ def show(groups: Sequence[Group]) -> Section:
     places = list(dict.fromkeys(g.variant.at["place"] for g in groups))
     rows = []
     for place in places:
-        top = find(groups, REFERENCE, place=place)
         for method in methods:
             own = find(groups, method, place=place)
             assert own is not None
-            gap = "" if top is None or method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
             quoted = ROBUSTNESS.get((method, own.variant.at.get("v_th", ""), own.variant.at.get("tau", "")))
-            scores = points(list(own.accuracy.values())), points(list(own.best.values()))
-            rows.append([place, label(method), *scores, gap, f"{quoted:.2f}" if quoted else ""])
+            rows.append([place, label(method), *cells(groups, own, quoted, place=place)])
     grid = [p for p in places if p.startswith("v_th")]
     base = grid[0]
     networks = [base, *(p for p in places if p not in grid)]

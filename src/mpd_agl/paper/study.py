@@ -6,6 +6,7 @@ from typing import Any
 
 from mpd_agl.report.runs import Run
 from mpd_agl.report.section import Section
+from mpd_agl.report.seeds import difference, paired, points
 
 LABELS = {
     "stbp-tdbn": "STBP-tdBN",
@@ -120,3 +121,11 @@ def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
 def methods_of(groups: Sequence[Group]) -> list[str]:
     """The methods in their order."""
     return list(dict.fromkeys(g.method for g in groups))
+
+
+def cells(groups: Sequence[Group], own: Group, quoted: float | None, **at: str) -> list[str]:
+    """A group's cells: accuracy, best on test, MPD-AGL's accuracy at this place minus it, the paper's value."""
+    top = find(groups, REFERENCE, **at)
+    gap = "" if top is None or own.method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
+    scores = [points([*accuracy.values()]) for accuracy in (own.accuracy, own.best)]
+    return [*scores, gap, f"{quoted:.2f}" if quoted else ""]

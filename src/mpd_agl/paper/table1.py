@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, find, label, methods_of, per_method
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 PLACES = (
     ("CIFAR-10", "cifar10-resnet19", (6, 4, 2)),
@@ -33,13 +32,10 @@ def show(groups: Sequence[Group]) -> Section:
     for data in dict.fromkeys(g.variant.at["data"] for g in groups):
         for g in (g for g in groups if g.variant.at["data"] == data):
             T, star = g.first.num_steps, g.variant.at.get("star", "")
-            top = find(groups, REFERENCE, data=data, T=g.variant.at["T"])
-            gap = "" if top is None or g.method == REFERENCE else difference(paired(top.accuracy, g.accuracy))
-            published = _published(data, label(g.method), T, bool(star))
             name = g.first.record.config["model"]["name"]
-            name = NETWORKS.get(name, name)
-            quoted = f"{published:.2f}" if published else ""
-            rows.append([g.data, label(g.method) + star, "here", name, str(T), *_scores(g), gap, quoted])
+            published = _published(data, label(g.method), T, bool(star))
+            found = cells(groups, g, published, data=data, T=g.variant.at["T"])
+            rows.append([g.data, label(g.method) + star, "here", NETWORKS.get(name, name), str(T), *found])
         for row in (r for r in TABLE1 if r.data == data):
             steps = " / ".join(map(str, row.accuracy))
             values = " / ".join(f"{v:.2f}" for v in row.accuracy.values())
@@ -53,10 +49,6 @@ def show(groups: Sequence[Group]) -> Section:
         "* Adam and the TET loss.",
     ]
     return Section("table1", STUDY.title, sentence, [], Table((*head, "paper (quoted)"), rows, (4, 5, 6, 7, 8)), notes)
-
-
-def _scores(group: Group) -> tuple[str, str]:
-    return points(list(group.accuracy.values())), points(list(group.best.values()))
 
 
 def _published(data: str, method: str, T: int, star: bool) -> float | None:

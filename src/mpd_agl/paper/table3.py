@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE3
-from mpd_agl.paper.study import REFERENCE, Group, Study, Variant, find, label, methods_of, per_method
+from mpd_agl.paper.study import Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import Section, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
 METHODS = ("stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl")
@@ -22,16 +21,9 @@ def show(groups: Sequence[Group]) -> Section:
     for method in methods_of(groups):
         row = [label(method)]
         for data in DATA:
-            own, top = find(groups, method, data=data), find(groups, REFERENCE, data=data)
+            own = find(groups, method, data=data)
             assert own is not None
-            quoted = TABLE3.get(method, {}).get(data)
-            gap = "" if top is None or method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
-            row += [
-                points(list(own.accuracy.values())),
-                points(list(own.best.values())),
-                gap,
-                f"{quoted:.2f}" if quoted else "",
-            ]
+            row += cells(groups, own, TABLE3.get(method, {}).get(data), data=data)
         rows.append(row)
     head = ["method"]
     for data in DATA:

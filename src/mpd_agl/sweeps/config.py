@@ -46,7 +46,10 @@ class SweepConfig(ConfigTable):
     direction: Literal["auto", "maximize", "minimize"] = "auto"
     """`auto`: the higher the better for an accuracy, the lower for a loss."""
     tune_on: Literal["validation", "test"] = "validation"
-    """`validation`: held-out training samples (data.holdout, or a tenth); `test`: the test set, so the score is no result."""
+    """`validation`: held-out training samples (data.holdout, or a tenth).
+
+    `test`: the test set, whose score is then no result.
+    """
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the sampler."""

@@ -30,7 +30,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`confusion_KK[true, predicted]` counts. The loss is the mean output's cross-entropy, whatever the run minimises."""
+    """`confusion_KK[true, predicted]` counts. The loss is the mean output's cross-entropy, whatever is minimised."""
 
     loss: float
     confusion_KK: Tensor
