@@ -33,7 +33,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
     """Nested tables as dotted names."""
     flat: Table = {}
     for name, value in table.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        path = f"{prefix}{name}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
     return flat
 
 
@@ -108,7 +109,7 @@ def resolve(table: Mapping[str, Any], given: Iterable[str] = (), mistakes: Itera
 
 
 def as_error(found: list[str], where: str) -> InputError:
-    """All mistakes as one error; a single one stands alone."""
+    """All mistakes as one error with a headline; a single mistake needs none."""
     if len(found) == 1:
         return InputError(found[0])
     return InputError(f"{len(found)} mistakes in {where}:\n" + "\n".join(f"  {text}" for text in found))
@@ -172,7 +173,7 @@ def name_mistakes(table: Mapping[str, Any], options: set[str] = frozenset()) -> 
 
 
 def conflicts(config: RunConfig) -> list[str]:
-    """Fields that are right alone and wrong together."""
+    """Mistakes of fields that are right alone and wrong together."""
     from mpd_agl.data.augment import Augmentation
     from mpd_agl.data.registry import get
     from mpd_agl.nn import get_method

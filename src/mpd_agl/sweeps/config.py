@@ -25,7 +25,7 @@ SCORES = {
     "train_accuracy": "train_accuracy",
     "train_loss": "train_loss",
 }
-"""An objective's name, and the score of an epoch that it is."""
+"""An objective's name, and that score's name in an epoch's log line."""
 
 
 class SweepConfig(ConfigTable):
@@ -93,14 +93,14 @@ class Sweep:
 
     @property
     def score(self) -> str:
-        """The objective in words: whose accuracy it is, is never left open."""
+        """The objective in words, with the samples that it is measured on."""
         name = self.settings.objective
         if name.startswith("train"):
             return name.replace("train_", "training ")
         return f"validation {name}" if self.base.data.holdout else f"{name} ON THE TEST SET"
 
     def grid(self) -> list[dict[str, Value]]:
-        """Every point, the last field's values fastest."""
+        """Every point of the grid; the last field's values change fastest."""
         axes = [e.values if isinstance(e, Choices) else e.points() for e in self.space.values()]
         return [dict(zip(self.space, point, strict=True)) for point in product(*axes)]
 
@@ -109,7 +109,7 @@ class Sweep:
         return resolve(merge(self.base.model_dump(), nest({f: as_field(f, v) for f, v in params.items()})))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what makes it this sweep and no other, and `trials`."""
+        """For JSON: all that tells this sweep from another, and `trials`."""
         kept = self.settings.model_dump(exclude={"preset", "config", "fixed", "search", "trials"})
         space = {
             f: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(e).items()} for f, e in self.space.items()
@@ -191,7 +191,7 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """What differs between two sweeps' descriptions, in words; `free` names what may."""
+    """What differs between two sweeps' descriptions, in words; `free` names what may differ."""
     before, after = flatten({**old, "trials": 0}), flatten({**new, "trials": 0})
     names = [n for n in before | after if before.get(n) != after.get(n) and n not in free]
     return [f"{n.removeprefix('base.')} was {before.get(n)!r}, got {after.get(n)!r}" for n in names]

@@ -28,7 +28,7 @@ SLURM_WORDS: dict[str, tuple[str, Callable[[str], str | int | float]]] = {
     "memory": ("mem_gb", float),
     "hours": ("timeout_min", lambda hours: max(1, round(60 * float(hours)))),
 }
-"""A word of --slurm, submitit's own, and its type. `jobs`, how many at a time, is ours."""
+"""A word of --slurm, submitit's name for it, and its type. `jobs`, how many at a time, is our own word."""
 
 
 Done = Callable[[], bool]
@@ -54,7 +54,7 @@ class Jobs(Protocol):
         ...
 
     def interrupt(self) -> bool:
-        """The sweep ends: end the jobs, or leave them; whether they were ended."""
+        """The sweep ends: end the jobs, or leave them; return whether they were ended."""
         ...
 
 
@@ -148,7 +148,7 @@ class Submitted:
         return job.done  # type: ignore[no-any-return]
 
     def attach(self, number: int) -> Done | None:
-        """One that waits in SLURM's queue or runs."""
+        """A job that waits in SLURM's queue or runs."""
         import submitit
 
         if (running := attach_running(self.folder, number)) is not None or self._local:

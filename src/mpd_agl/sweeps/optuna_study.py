@@ -14,7 +14,7 @@ from mpd_agl.sweeps.search_space import Choices, Space, Value
 
 
 def load_optuna() -> Any:
-    """The engine, or the sentence that says how to get it."""
+    """Optuna, or the sentence that says how to install it."""
     try:
         import optuna
     except ImportError:

@@ -12,7 +12,7 @@ from mpd_agl.runs.resolve import as_error, fields_of, merge, nest, resolve, unkn
 Value = str | int | float | bool
 WORDS = {"choices", "low", "high", "log", "step", "int"}
 NOT_SEARCHED = ("data.name", "data.holdout", "data.test_samples", "data.split_rule", "data.split_seed")
-"""Trials that differ here are scored on different samples: no comparison."""
+"""Trials that differ in these fields are scored on different samples, so they cannot be compared."""
 
 
 @dataclass(frozen=True)

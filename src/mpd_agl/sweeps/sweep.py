@@ -23,7 +23,7 @@ from mpd_agl.train import checkpoint
 from mpd_agl.train.observe import Display
 
 STUCK = 2
-"""So many jobs of a trial in a row that bring it no further end the sweep."""
+"""The sweep ends when so many jobs of a trial in a row bring it no further."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def read_folder(folder: Path) -> Sweep:
 
 
 def check_same_sweep(old: Sweep, new: Sweep, folder: Path) -> None:
-    """Refuse to go on with another space or recipe; `trials`, and what a resumed run may change, may differ."""
+    """Refuse to go on with another space or recipe. `trials` may differ, and so may what a resumed run may change."""
     free = tuple(f"base.{name}" for name in FREE_ON_RESUME)
     if differ := changed(old.to_dict(), new.to_dict(), free):
         raise InputError(
@@ -75,7 +75,7 @@ def changes_on_resume(sweep: Sweep) -> dict[str, Any]:
 
 
 def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Callable[[dict[str, Any]], None]) -> None:
-    """Trial after trial in this process; one that was interrupted first."""
+    """Run trial after trial in this process, first one that was interrupted."""
     while (number := _next(study, sweep, set())) is not None:
         run_trial(sweep, folder, number, display, changes_on_resume(sweep))
         told(studies.rows(study, sweep)[number])
@@ -109,7 +109,7 @@ def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[
 
 
 def _next(study: Any, sweep: Sweep, running: set[int]) -> int | None:
-    """An open trial that does not run, else a new one, else none."""
+    """The next trial to run: an open one, else a new one, else none."""
     open_ = [n for n in studies.unfinished(study) if n not in running]
     if open_:
         return open_[0]

@@ -31,7 +31,7 @@ class Reporting(Display):
             setattr(self, name, getattr(display, name))
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
-        """As the display; a run that was killed before its pruning was told ends now."""
+        """As the display. A run that was killed between its pruning and telling the study ends now."""
         self.epochs = epochs
         if progress.epoch in self.reported:
             self._prune(progress.epoch, progress.step)

@@ -44,7 +44,7 @@ class Position(NamedTuple):
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written; the text is a short clause that names the file."""
+    """A checkpoint has changed since it was written; the text names the file."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; one of that position that is already there is the same one, and stays."""
+    """Write a checkpoint. If there is one of this position already, it holds the same, and stays."""
     target = root / at.folder
     if target.exists():
         return target
@@ -126,7 +126,7 @@ def read(path: Path) -> Checkpoint:
         tensors = {n.removesuffix(".safetensors"): load_tensors(d) for n, d in content.items() if n != "state.json"}
         state = json.loads(content["state.json"])
     except (SafetensorError, ValueError, KeyError, RecursionError):
-        raise Damaged("its manifest is right and its content is none of ours") from None
+        raise Damaged("its manifest is right, but its content is not a checkpoint's") from None
     if not isinstance(state, dict):
         raise Damaged("state.json is no JSON object")
     return Checkpoint(at, tensors, state)

@@ -11,7 +11,7 @@ Style = Literal["auto", "quiet", "json"]
 
 
 def build_display(style: Style) -> Display:
-    """`auto`: live on a terminal, plain lines where the output is none."""
+    """`auto`: live on a terminal, plain lines elsewhere."""
     if style == "json":
         return JsonLines()
     if style == "quiet":

@@ -84,7 +84,7 @@ class Ranks:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """A node's first rank goes through before its others: what it downloads or converts they find done."""
+        """Let a node's first rank go first: the others then find what it has downloaded or converted."""
         if self.local_rank:
             self.most(0)
         yield
@@ -182,7 +182,7 @@ def _add(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
 
 @contextmanager
 def connect() -> Iterator[Ranks]:
-    """The ranks of this process's run, from the environment that torchrun sets; one process where there is none."""
+    """The ranks of this process's run, from the environment that torchrun sets; without it, one process alone."""
     env = os.environ
     launch = env.get("TORCHELASTIC_RUN_ID", "")
     if launch == "none":  # torchrun without --rdzv-id: the agent, which outlives its workers, is the launch

@@ -107,7 +107,7 @@ class Display:
         """A line went into metrics.jsonl."""
 
     def note(self, text: str) -> None:
-        """A word to the person: a warning, a damaged checkpoint."""
+        """Tell the person something: a warning, a damaged checkpoint."""
         print(f"mpd-agl: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:

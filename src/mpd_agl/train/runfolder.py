@@ -87,7 +87,7 @@ class RunFolder:
             raise explain(error, path) from error
 
     def start_metrics(self, offset: int) -> int:
-        """Open metrics.jsonl and cut it off at a checkpoint's offset; the number of bytes that it is too short."""
+        """Open metrics.jsonl and cut it off at a checkpoint's offset; return how many bytes it is too short."""
         if self._lock is None:
             return 0
         path = self.path / "metrics.jsonl"
@@ -112,7 +112,7 @@ class RunFolder:
             raise explain(error, self.path / "metrics.jsonl", "The last checkpoint stands.") from error
 
     def sync_metrics(self) -> int:
-        """Wait until the disk has the metrics; the offset that a checkpoint must remember."""
+        """Wait until the disk has the metrics; return the offset that a checkpoint must remember."""
         if self._lock is None:
             return 0
         assert self._metrics is not None
@@ -209,5 +209,5 @@ def _lock(path: Path) -> IO[str]:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file of the folder itself, never what a link of its name leads to."""
+    """Open a file of the folder; refuse a link, which could lead anywhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

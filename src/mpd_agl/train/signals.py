@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_SAVED = 75
-"""Stopped by a signal, saved, can be continued (EX_TEMPFAIL: a scheduler may start it again)."""
+"""The run was stopped by a signal, is saved and can be continued (EX_TEMPFAIL: a scheduler may start it again)."""
 EXIT_AT_ONCE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
