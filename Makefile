@@ -1,11 +1,12 @@
-# Every target does its own set-up: a fresh clone needs nothing but Python 3.11+ (and a C++ compiler for the fast CPU kernels).
+# Every target does its own set-up: a fresh clone needs nothing but Python 3.11+,
+# and a C++ compiler for the fast CPU kernels.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install demo test lint faults clean
+.PHONY: install demo test lint faults nightly clean
 
 install: $(INSTALLED)
 
@@ -14,7 +15,7 @@ $(INSTALLED): pyproject.toml setup.py tools/constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt -e ".[dev]"
 	touch $@
 
-# a small network learns digits from scratch; the run folder is runs/demo, the page with what happened runs/demo/report.html
+# a small network learns digits from scratch; the run folder is runs/demo, the page about it runs/demo/report.html
 demo: $(INSTALLED)
 	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
 	$(BIN)/mpd-agl report runs/demo
@@ -28,11 +29,17 @@ lint: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -n 2
 
-# every row of the fault table at its nightly size: about an hour, and two for the soak, which downloads CIFAR-10 where MPD_AGL_SOAK_DATA
-# does not name its folder; a row with a record of this commit is left out, so that it can be stopped and started again
+# every row of the fault table at its nightly size: about an hour, and two for the soak, which downloads CIFAR-10
+# where MPD_AGL_SOAK_DATA does not name its folder; a row with a record of this commit is left out, so that the target
+# can be stopped and started again
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults all
 	$(BIN)/python -m tests.faults table
+
+# every table and figure of the paper at the scale of seconds per run, in a folder that is gone afterwards
+nightly: $(INSTALLED)
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/mpd-agl reproduce all --scale smoke --runs-dir "$$folder"
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so

@@ -2,21 +2,22 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_help_is_quick_and_does_not_import_torch():
-    start = time.perf_counter()
     out = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "mpd_agl", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "mpd_agl", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "usage: mpd-agl COMMAND" in out.stdout
     imported = {line.split("|")[-1].strip() for line in out.stderr.splitlines()}
     assert "torch" not in imported
-    assert time.perf_counter() - start < 30  # hangs, not speed
 
 
 def test_version_and_empty_call():

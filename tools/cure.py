@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mpd_agl.adapt import adapt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl import records
+from mpd_agl.adapt import adapt
 from mpd_agl.records import canonical, write_atomic
 
 SEEDS = (0, 1, 2)

@@ -147,7 +147,7 @@ def test_runs_that_hold_no_rates_are_told_in_a_sentence(tmp_path):
     silent = made.write(tmp_path / "silent", lines=made.log_lines(monitored=False))
     with pytest.raises(InputError, match="was not monitored: it holds no firing rates. Train with --monitor.every 50."):
         read_rates(silent)
-    torn = made.write(tmp_path / "torn", lines=[{"event": "monitor", "epoch": 1, "step": 1, "layers": {"stem": {}}}])
+    torn = made.write(tmp_path / "torn", lines=[{"log": "monitor", "epoch": 1, "step": 1, "layers": {"stem": {}}}])
     with pytest.raises(InputError, match="rate_T' is missing"):
         read_rates(torn)
     wild = made.log_lines()

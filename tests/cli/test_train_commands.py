@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert record["backend"] in ("native", "compiled", "eager")
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
-    epochs = [e for e in events if e["event"] == "epoch"]
+    epochs = [e for e in events if e["log"] == "epoch"]
     wanted = {
         "epoch",
         "step",
@@ -85,7 +84,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     }
     assert all(wanted <= set(e) for e in epochs)
     assert [e["step"] for e in epochs] == [4, 8]
-    looks = [e for e in events if e["event"] == "monitor"]
+    looks = [e for e in events if e["log"] == "monitor"]
     assert [e["step"] for e in looks] == [1, 4, 7]
     assert list(looks[0]["layers"])[:2] == ["conv1", "conv2"]
     assert {"rate_T", "available_T", "kappa_T"} <= set(looks[0]["layers"]["conv1"])
@@ -94,8 +93,8 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
 def test_json_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, "--name", "j", "--json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[-1]["event"] == "record"
-    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [1, 2]
+    assert events[-1]["log"] == "record"
+    assert [e["epoch"] for e in events if e["log"] == "epoch"] == [1, 2]
     assert train(tmp_path, "--name", "q", "--quiet") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -107,7 +106,7 @@ def test_warnings_are_printed_logged_and_recorded(tmp_path: Path, capsys: pytest
     err = capsys.readouterr().err
     assert err.count("mpd-agl: layer conv1 gets little gradient: available share") == 1  # once, not at every look
     events = [json.loads(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
-    warned = [e for e in events if e["event"] == "warning"]
+    warned = [e for e in events if e["log"] == "warning"]
     assert {e["kind"] for e in warned} == {"unavailable"}
     assert "conv1" in (tmp_path / "w" / "log.txt").read_text()
 
@@ -128,6 +127,19 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train set of mnist5k" in out
     assert "48 samples (as trained)" in out
     assert "a row is the true class" in out
+
+
+def test_evaluate_with_other_convolutions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {}
+    for conv_impl in ("dense", "event", "auto"):
+        assert main(["evaluate", str(runs / "one"), "--json", "--conv-impl", conv_impl]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["config"]["model"]["conv_impl"] == conv_impl
+        scores[conv_impl] = told["results"][0]["loss"]
+    assert scores["event"] == pytest.approx(scores["dense"], rel=1e-5)
+    assert scores["auto"] == pytest.approx(scores["dense"], rel=1e-5)
+    assert main(["evaluate", str(runs / "one"), "--conv-impl", "event"]) == 0
+    assert "event convolutions, test set" in capsys.readouterr().out
 
 
 def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +257,11 @@ BAD: list[tuple[str, str]] = [
         "--preset cifar10-resnet19-t2 --no-data.download --data.train-samples 50001 --dry-run",
         "data.train_samples is 50001, and cifar10 has 50000",
     ),
+    (
+        "--preset cifar10dvs-vggsnn --no-data.download --data.train-samples 9001 --dry-run",
+        "data.train_samples is 9001, and cifar10dvs has 9000",
+    ),
+    ("--preset demo --train.precision float16 --train.device cpu", "train.precision float16 needs a GPU"),
     ("--preset demo --data.holdout 4000", "data.holdout is 4000, and mnist5k has 4000 training samples"),
     ("--preset demo --data.holdout 400 --data.train-samples 3601", "data.train_samples is 3601, and mnist5k has 3600"),
     ("--preset demo --name ../up", "a run's name is"),
@@ -367,11 +384,9 @@ def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
     assert process.stdout is not None
     while not process.stdout.readline().startswith("epoch    1/1000"):
         assert process.poll() is None
-    began = time.perf_counter()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert time.perf_counter() - began < 30  # a hang, not speed
     assert out.splitlines()[-1].startswith("stopped by SIGINT at step ")
     assert f"mpd-agl train --resume {tmp_path / 'long'}" in out
 

@@ -1,9 +1,9 @@
 """Run rows of the fault table and write their records; each row is a process of its own.
 
 usage: python -m tests.faults ROW [--tries N] [--seed S] [--out FILE] [--folder DIR]
-       python -m tests.faults few [--out DIR]     a few tries of the quick rows, in one process: what the test suite runs
-       python -m tests.faults all [--out DIR]     every row at its nightly size; rows with a record of this commit are left out
-       python -m tests.faults table               write the table of docs/reliability.md from the records
+       python -m tests.faults few [--out DIR]  a few tries of the quick rows, without limits of time: for the test suite
+       python -m tests.faults all [--out DIR]  every row at its nightly size, except those with a record of this commit
+       python -m tests.faults table            write the table of docs/reliability.md from the records
 """
 
 import argparse
@@ -75,6 +75,7 @@ def main() -> int:
 
         return fill(ROOT / "docs" / "reliability.md", RESULTS)
     if a.row == "few":
+        tally.Tally.timed = False
         held = [run_row(name, tries, a.seed, a.out / f"{name}.json", None) for name, tries in FEW.items()]
         return 0 if all(held) else 1
     if a.row == "all":

@@ -1,4 +1,4 @@
-"""A disk that fills, and a folder that cannot be written: a small tmpfs of its own, in a mount namespace that ends with the process.
+"""A disk that fills, and a folder that cannot be written: a small tmpfs, in a mount namespace of its own.
 
 Needs `unshare -rm` and `mount`; where the system does not permit them, `unavailable` says so.
 """

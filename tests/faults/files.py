@@ -130,7 +130,10 @@ KINDS: dict[str, Callable[[Path, Path, Random], str]] = {
 
 
 def resume(path: Path, said: Path) -> int:
-    """Resume in a child; what it told the person, a line each, goes to `said`. 0: to the end, 2: refused in a sentence."""
+    """Resume in a child; what it told the person, a line each, goes to `said`.
+
+    0: to the end, 2: refused in a sentence.
+    """
 
     def work() -> int:
         display = Silent()

@@ -19,7 +19,7 @@ from mpd_agl.cli import main
 from mpd_agl.runs import training
 from mpd_agl.runs.resolve import to_toml
 from mpd_agl.train import checkpoint, console
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Progress
 from tests.train.tiny import Silent, fingerprint, tiny
 
 PLAIN: dict[str, Any] = {"checkpoint": {"every_steps": 2}}
@@ -35,7 +35,7 @@ STEPS = 12
 
 
 class Shared:
-    """Between a run and who watches it: the last step that is done, the step it began at, a pipe with a mark per file operation."""
+    """What a run tells its watcher: its last step, the step it began at, and a mark per file operation."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 16)
@@ -80,8 +80,8 @@ class Watched(Silent):
         super().__init__()
         self.shared = shared
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
-        super().start(title, epochs, steps_per_epoch, progress)
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self.shared.put(began=progress.step, done=progress.step)
 
     def step(self, progress: Progress) -> None:
@@ -89,7 +89,7 @@ class Watched(Silent):
 
 
 def mark_saves(shared: Shared, first: int) -> None:
-    """From the `first` file operation of a checkpoint on, every one leaves a mark; for forked children, which end with it."""
+    """From the `first` file operation of a checkpoint on, every one leaves a mark; for forked children only."""
     seen = 0
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Archives, pickles and weight files that were made to do harm; each is read in a process of its own, watched for time and memory."""
+"""Archives, pickles and weight files made to do harm: each is read in a process that is watched for time and memory."""
 
 import gzip
 import io
@@ -293,7 +293,7 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
             assert code == 2, f"exit code {code}: {facts['said']}"
             assert "\n" not in facts["said"], facts["said"]
             assert str(path) in facts["said"], facts["said"]
-            tally.at_most("processor seconds", facts["s"], SECONDS)
+            tally.at_most_s("processor seconds", facts["s"], SECONDS)
             tally.at_most("memory over the process's own, MB", facts["mb"], MEGABYTES)
             assert contents(around) == before, "files appeared"
             assert not (folder / "evil").exists()

@@ -21,7 +21,7 @@ def unfinished(path: Path) -> bool:
 
 
 def repeats(shared: Shared, reached: int, interval: int, tally: Tally) -> str:
-    """How many steps the last process did again that one before it had done; a sentence if they are more than a save interval."""
+    """A sentence if the last process repeated more steps of those before it than a save interval has."""
     came = shared.began >= 0  # else it never came to its loop, or had nothing left to do
     repeated = max(0, reached - shared.began) if came else 0
     tally.worst["steps repeated"] = max(tally.worst.get("steps repeated", 0), repeated)

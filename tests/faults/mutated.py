@@ -1,4 +1,4 @@
-"""Mutated data files, configurations, manifests, records: the fuzz tests of the suite, many times as many cases, counted one by one."""
+"""Mutated data files, configurations, manifests, records: the suite's fuzz tests with many more cases, each counted."""
 
 import os
 import time
@@ -15,7 +15,7 @@ SLOW_S = 20.0
 
 
 def run(folder: Path, tries: int, draw: Random) -> Tally:
-    """Half of the tries on data files, half on the rest; a case is held if its test passed and it took no more than SLOW_S."""
+    """Half of the tries on data files, half on the rest; a case held if its test passed within SLOW_S."""
     os.environ["MPD_AGL_FUZZ"] = str(max(1, -(-tries // 2 // DATA)))
     os.environ["MPD_AGL_FUZZ_RECORDS"] = str(max(1, -(-tries // 2 // RECORDS)))
     from tests.data import test_readers_fuzz as data
@@ -42,7 +42,7 @@ def count(tally: Tally, name: str, test: Any, fixtures: dict[str, Any]) -> None:
         seen += 1
         began = time.perf_counter()
         inner(*args, **options)
-        tally.at_most("seconds for a case", time.perf_counter() - began, SLOW_S)
+        tally.at_most_s("seconds for a case", time.perf_counter() - began, SLOW_S)
 
     test.hypothesis.inner_test = counted
     wanted = inner.__code__.co_varnames[: inner.__code__.co_argcount]

@@ -9,8 +9,8 @@ import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.runs import training
-from mpd_agl.train import checkpoint, finite
-from mpd_agl.train.step import Stepper
+from mpd_agl.train import checkpoint
+from mpd_agl.train.step import Stepper, bad
 from tests.faults.forks import STEPS, VARIANTS, Shared, Whole, finish, fork, wait
 from tests.faults.tally import Tally
 from tests.train.tiny import Silent, tiny
@@ -20,7 +20,7 @@ KINDS = [f"{value} in the {place}" for place in ("input", "loss", "gradient") fo
 
 def inject(kind: str, at: int, draw: Random) -> None:
     """From now on, this process's step `at` (1 is the first) meets the fault."""
-    plain, step = Stepper.__call__, 0
+    plain, step = Stepper.step, 0
     value = float("nan") if kind.startswith("NaN") else draw.choice((float("inf"), float("-inf")))
 
     def faulty(self: Stepper, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -38,14 +38,14 @@ def inject(kind: str, at: int, draw: Random) -> None:
             parameter = draw.choice(self.parameters)
 
             def spoil(grad: torch.Tensor) -> torch.Tensor:
-                bad = grad.clone()
-                bad.view(-1)[draw.randrange(bad.numel())] = value
-                return bad
+                spoilt = grad.clone()
+                spoilt.view(-1)[draw.randrange(spoilt.numel())] = value
+                return spoilt
 
             parameter.register_hook(spoil)
         return plain(self, x, y)
 
-    Stepper.__call__ = faulty  # type: ignore[method-assign]
+    Stepper.step = faulty  # type: ignore[method-assign]
 
 
 def run(folder: Path, tries: int, draw: Random) -> Tally:
@@ -79,7 +79,7 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
             tally.at_most("steps behind the fault", found[-1].step - (at - 1), 0)
             for position in found:
                 for group in checkpoint.read(root / position.folder).tensors.values():
-                    assert not any(finite.bad(t) for t in group.values()), f"{position.folder} holds a NaN or Inf"
+                    assert not any(bad(t) for t in group.values()), f"{position.folder} holds a NaN or Inf"
             finish(path, changes, shared)
             compare_weights(path, folder / f"whole-{variant}")
             shutil.rmtree(path)

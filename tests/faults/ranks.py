@@ -1,4 +1,4 @@
-"""kill -9 of one of two ranks, as `mpd-agl launch` runs them: the run goes on and ends with the bytes of an undisturbed one."""
+"""kill -9 of one of two ranks of `mpd-agl launch`: the run goes on and ends with the bytes of an undisturbed one."""
 
 import os
 import signal

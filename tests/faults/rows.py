@@ -6,14 +6,15 @@ from tests.faults.tally import Row
 ROWS = {
     "kill": Row(
         fault="kill -9 at a random moment, a quarter of them inside a save",
-        must_hold="final weights, optimizer and RNG byte-identical to an undisturbed run, metrics equal but for clock times; "
-        "at most one save interval repeated",
+        must_hold="final weights, optimizer and RNG byte-identical to an undisturbed run, "
+        "metrics equal but for clock times; at most one save interval repeated",
         nightly=200,
         run=kill.run,
     ),
     "ranks": Row(
         fault="kill -9 of one of two ranks",
-        must_hold="recovers at the first restart, under 10 s, no hang over 60 s; the run ends with the bytes of an undisturbed one",
+        must_hold="recovers at the first restart, under 10 s, no hang over 60 s; "
+        "the run ends with the bytes of an undisturbed one",
         nightly=50,
         run=ranks.run,
     ),

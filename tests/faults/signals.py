@@ -44,7 +44,7 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
         if kind == SECOND and code == EXIT_SAVED:
             kind = "a second signal behind the save"  # the save was over before it came
         with tally.attempt(kind, f"run {number}"):
-            tally.at_most("seconds to exit", took, limit)
+            tally.at_most_s("seconds to exit", took, limit)
             assert code == (EXIT_AT_ONCE if kind == SECOND else EXIT_SAVED), f"exit code {code}"
             found = all_whole(path)
             if kind != SECOND:

@@ -1,7 +1,7 @@
 """Hours of training on real data, watched from outside: memory, open files, the share of time in checkpoints.
 
 usage: python -m tests.faults soak --tries MINUTES --data DIR   (DIR holds the official CIFAR-10 files)
-       python -m tests.faults soak --tries 0 --folder FOLDER    (a record of what a soak in that folder has written so far)
+       python -m tests.faults soak --tries 0 --folder FOLDER    (what a soak in that folder wrote so far)
 """
 
 import json
@@ -57,7 +57,7 @@ def look(pid: int) -> dict[str, float]:
 
 
 def judge(samples: list[dict[str, float]], saves: dict[str, float]) -> Tally:
-    """Growth between the first window after the warm-up and the last one; nothing is claimed of a run that is shorter than both."""
+    """Growth between the first window after the warm-up and the last one; none if the run is shorter than both."""
     tally = Tally()
     lasted = samples[-1]["t"]
     tally.facts = {"minutes": round(lasted / 60, 1), "samples": len(samples), "checkpoints": int(saves["saves"])}

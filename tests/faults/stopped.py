@@ -1,4 +1,4 @@
-"""A tiny run that was stopped by a signal after a given step, as SIGTERM leaves it; and what a folder holds, to compare."""
+"""A tiny run that SIGTERM stopped after a given step; and what a folder holds, to compare."""
 
 import hashlib
 import os

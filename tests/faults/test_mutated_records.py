@@ -1,4 +1,4 @@
-"""Configurations, manifests, states, records, metrics and weights near valid ones: right data, or one sentence that names the place."""
+"""Files near valid ones (configurations, manifests, records, weights): right data, or a sentence with the place."""
 
 import copy
 import hashlib
@@ -203,31 +203,14 @@ class Restorer:
     """A trainer that stands before its first step."""
 
     def __init__(self, path: Path) -> None:
-        from mpd_agl.runs import build
-        from mpd_agl.runs.monitoring import build_watch
-        from mpd_agl.train.loop import Job, Trainer
+        from mpd_agl.runs.build import build_run
+        from mpd_agl.runs.monitoring import Watch
+        from mpd_agl.train.loop import Trainer
         from mpd_agl.train.runfolder import RunFolder
-        from mpd_agl.train.trackers import build_trackers
 
-        config = tiny({"train": {"epochs": 1}})
-        plan = training.plan(config)
+        run = build_run(tiny({"train": {"epochs": 1}}))
         self.folder = RunFolder.open(path)
-        train, test = build.build_loaders(config, plan.train, plan.test)
-        job = Job(
-            title="",
-            stepper=build.build_stepper(config, plan.net, plan.device),
-            train=train,
-            test=test,
-            observer=build_watch(plan.net, config.monitor, spiking=True, steps=4),
-            display=Silent(),
-            trackers=build_trackers(config.track, path, {}, 0, print),
-            folder=self.folder,
-            loop=config.train,
-            optim=config.optim,
-            saving=config.checkpoint,
-            run=training._digest(plan),
-        )
-        self.trainer = Trainer(job)
+        self.trainer = Trainer(run, self.folder, Silent(), [Watch(run.net, run.config.monitor, steps=4)])
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def run(folder: Path, tries: int, draw: Random) -> Tally:
             while shared.done == reached and time.perf_counter() < end:
                 time.sleep(0.01)
             assert shared.done > reached, "the first process was disturbed"
-            tally.at_most("processor seconds to refuse, the interpreter's start included", worked, 1)
+            tally.at_most_s("processor seconds to refuse, the interpreter's start included", worked, 1)
         os.kill(pid, signal.SIGTERM)
         assert wait(pid) == 75
     if took_all:

@@ -1,4 +1,7 @@
-"""The paper's experiments: what they train, and that every number shown is a record's. Most runs here are written by hand."""
+"""The paper's experiments: what they train, and that every number shown is a record's.
+
+Most runs here are written by hand.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.paper.pool import Pool, run_name
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.reproduce import Request, gather, show, write
+from mpd_agl.paper.reproduce import Request, check_before_training, gather, show, write
 from mpd_agl.paper.scales import SCALES, departures
 from mpd_agl.paper.studies import STUDIES, get_study
 from mpd_agl.train.signals import EXIT_SAVED
@@ -55,12 +58,13 @@ def by_hand(monkeypatch, rates):
                 layer["available_T"] = [0.4 + 0.01 * i + 0.001 * len(config.method)] * T
                 layer["input_var"], layer["input_mean"] = 0.2, layer["predicted_mean_T"][0] + 1e-9
                 layers[name] = layer
-            events.append({"event": "monitor", "step": 10 * e - 9, "epoch": e, "layers": layers})
+            events.append({"log": "monitor", "step": 10 * e - 9, "epoch": e, "layers": layers})
             scores = {**runfolder.epoch(1), "epoch": e, "step": 10 * e, "test_accuracy": score + 0.1 * (e < n)}
             events.append({**scores, "train_s": 2.0, "test_s": 0.5})
         table = runfolder.record(pool.path(config).name)
         final = {k: events[-1][k] for k in table["final"]}
         table |= {"config": config.model_dump(mode="json"), "final": final, "best_on_test": None}
+        table["data"]["name"] = config.data.name
         table["energy"] = {"rates_from": "by hand", "layers": rates}
         table["hardware"]["threads"] = 1
         runfolder.write(pool.path(config), json.loads(json.dumps(table)), events)
@@ -140,8 +144,8 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
     ours = [(r["data"], r["T"]) for r in found if r["method"] == "MPD-AGL" and r["source"] == "here"]
     assert ours == [
         *((f"{data} (mnist5k)", T) for data in ("CIFAR-10", "CIFAR-100") for T in "642"),
-        ("CIFAR10-DVS (mnist5k)", "6"),
-        ("Tiny-ImageNet (mnist5k)", "4"),
+        ("CIFAR10-DVS (mnist5k-dvs)", "6"),
+        ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
     tiny = next(r for r in found if r["data"].startswith("Tiny") and r["method"] == "MPD-AGL")
     assert tiny["paper (quoted)"] == "58.14"
@@ -183,10 +187,10 @@ def test_all_configurations_resolve_and_runs_are_shared(scale):
 def test_departures_are_told_and_the_paper_departs_from_nothing():
     for name in STUDIES:
         asked = request(name, "paper")
-        assert departures(asked.settings(), asked.study, "paper", {}) == []
+        assert departures(asked.variants(), asked.study, "paper", {}) == []
     asked = request("fig-theorem1", "cpu", data__name="nmnist")
-    told = " ".join(departures(asked.settings(), asked.study, "cpu", asked.changes))
-    for words in ("width 0.125 instead of 1", "data set nmnist instead of cifar10dvs", "epochs 20 instead of 150"):
+    told = " ".join(departures(asked.variants(), asked.study, "cpu", asked.changes))
+    for words in ("width_mult 0.125 instead of 1", "data set nmnist instead of cifar10dvs", "epochs 20 instead of 150"):
         assert words in told
 
 
@@ -200,7 +204,7 @@ def test_departures_are_told_and_the_paper_departs_from_nothing():
         (["table3", "--scale", "smoke", "--methods", "lsq"], "unknown method 'lsq'"),
         (["table3", "--scale", "smoke", "--methods", "lsg", "lsg"], "each method once"),
         (["table3", "--scale", "smoke", "--method", "lsg"], "Use --methods"),
-        (["table3", "--scale", "smoke", "--model.widht", "1"], "Did you mean --model.width_mult"),
+        (["table3", "--scale", "smoke", "--model.width_mlt", "1"], "Did you mean --model.width_mult"),
         (["table3", "--scale", "smoke", "--overwrite"], "--overwrite does not go with reproduce"),
         (["fig-surrogates", "--scale", "smoke", "--methods", "asgl"], "has its own surrogate"),
         (["table3", "--scale", "smoke", "--draw"], "are not finished"),
@@ -211,6 +215,41 @@ def test_bad_input(argv, words, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=words):
         run(argv)
     assert not (tmp_path / "runs").exists()
+
+
+def test_one_figure_compares_runs_on_one_data_set(by_hand, tmp_path):
+    """At the smoke scale too, where the VGGs of Figure 7 need larger images than the digits have."""
+    _, section = result(request("fig-robustness", methods=["lsg", "mpd-agl"]), tmp_path)
+    assert [p.key for p in section.panels] == ["fig-robustness-neuron", "fig-robustness-network"]
+    assert any("data set mnist5k-dvs instead of cifar100" in note for note in section.notes)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["fig-robustness", "--methods", "lsg", "--data.name", "mnist5k"], "vgg11.* cannot start: .*32"),
+        (["table3", "--train.batch-size", "300"], "cannot start: train.batch_size is 300, and mnist5k has 200"),
+        (["table3", "--train.precision", "float16", "--train.device", "cpu"], "cannot start: .*needs a GPU"),
+        (["table3", "--train.device", "tpu"], "cannot start: train.device must be a device that works here"),
+        (["all", "--data.test-samples", "2000"], "cannot start: data.test_samples is 2000, and mnist5k.* has 1000"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_anything_is_trained(argv, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Pool, "train", lambda *args: pytest.fail("trained"))
+    with pytest.raises(InputError, match=words):
+        run([*argv, "--scale", "smoke"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_on_different_samples_are_refused_before_anything_is_trained(tmp_path):
+    from dataclasses import replace
+
+    asked = request("fig-robustness", methods=["lsg"])
+    mixed = replace(asked, study=replace(asked.study, smoke={}))  # VGGs on event frames, ResNets on images
+    with pytest.raises(InputError, match="scored on different samples .mnist5k and mnist5k-dvs"):
+        check_before_training([mixed], Pool(tmp_path))
+    check_before_training([asked], Pool(tmp_path))
 
 
 def test_a_foreign_run_in_the_pool_is_refused(by_hand, tmp_path):
@@ -249,7 +288,7 @@ def test_data_that_are_not_there_stop_at_the_first_run(tmp_path, monkeypatch):
 
 def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsys):
     """The real thing: a signal in the middle, the same command again, then nothing is trained and the same is shown."""
-    from mpd_agl.train.console import Quiet
+    from mpd_agl.train.observe import Display
 
     monkeypatch.chdir(tmp_path)
     small = ["--data.train-samples", "40", "--data.test-samples", "20", "--train.threads", "1"]
@@ -261,7 +300,7 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Quiet, "step", step)
+    monkeypatch.setattr(Display, "step", step)
     assert run(argv) == EXIT_SAVED
     assert "The same command continues." in capsys.readouterr().out
     assert run(argv) == 0
@@ -280,7 +319,7 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
     curve = next(c for c in told["curves"]["fig-firing-rate"] if c["name"] == "LSG")
     record = next(c["run"] for c in told["cells"] if c["method"] == "lsg")
     lines = (tmp_path / "runs/reproduce/pool" / record / "metrics.jsonl").read_text().splitlines()
-    events = [e for e in map(json.loads, lines) if e["event"] == "monitor"]
+    events = [e for e in map(json.loads, lines) if e["log"] == "monitor"]
     last = [e for e in events if e["epoch"] == 2] or events[-1:]
     want = [statistics.mean(statistics.mean(e["layers"][n]["rate_T"]) for e in last) for n in last[0]["layers"]]
     assert curve["y"] == pytest.approx(want, rel=1e-4)
@@ -312,8 +351,8 @@ def test_a_torn_record_is_not_a_finished_run(by_hand, tmp_path):
 def test_convolutions_are_not_chosen_by_several_clocks():
     from types import SimpleNamespace
 
-    from mpd_agl.runs.training import plan
+    from mpd_agl.runs.build import build_run
     from tests.train.tiny import tiny
 
     with pytest.raises(InputError, match="got 2 processes. Use event or dense"):
-        plan(tiny({"model": {"conv_impl": "auto"}}), ranks=SimpleNamespace(world=2))
+        build_run(tiny({"model": {"conv_impl": "auto"}}), ranks=SimpleNamespace(world=2))

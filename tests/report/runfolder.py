@@ -56,7 +56,7 @@ def layer(i, step, detail=True):
 
 def epoch(n, steps=10):
     return {
-        "event": "epoch",
+        "log": "epoch",
         "lr": 0.1,
         "epoch": n,
         "step": n * steps,
@@ -76,7 +76,7 @@ def log_lines(epochs=3, detail=True, monitored=True):
     for n in range(1, epochs + 1):
         for step in (10 * n - 9, 10 * n - 4) if monitored else ():
             layers = {name: layer(i, step, detail) for i, name in enumerate(LAYERS)}
-            out.append({"event": "monitor", "step": step, "epoch": n, "layers": layers})
+            out.append({"log": "monitor", "step": step, "epoch": n, "layers": layers})
         out.append(epoch(n))
     return out
 

@@ -43,7 +43,7 @@ def test_missing_run_and_missing_files(tmp_path, capsys):
 def test_torn_metrics_are_told_and_not_used(tmp_path):
     lines = made.log_lines(monitored=False)
     whole = made.write(tmp_path / "whole", lines=lines)
-    torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"event": "epoch", "epo')
+    torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"log": "epoch", "epo')
     run = read_run(torn)
     assert run.epochs == read_run(whole).epochs[:-1]
     assert "The last line of metrics.jsonl is torn" in run.notes[0]
@@ -53,7 +53,7 @@ def test_torn_metrics_are_told_and_not_used(tmp_path):
     assert "91.00\N{NO-BREAK SPACE}%" in page  # the record's result stands
     assert read_run(whole).notes == []
     broken = made.write(tmp_path / "broken", lines=[])
-    (broken / "metrics.jsonl").write_text('{"event": "ep\n{"event": "epoch"}\n')
+    (broken / "metrics.jsonl").write_text('{"log": "ep\n{"log": "epoch"}\n')
     with pytest.raises(InputError, match=r"line 1 of .* is no JSON object"):
         read_run(broken)
 

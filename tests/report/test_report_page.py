@@ -122,8 +122,8 @@ def test_it_asks_for_nothing(page):
 
 def test_names_are_inert(tmp_path):
     evil = {EVIL: made.layer(0, 1), "_$y": made.layer(2, 1)}
-    lines = [{"event": "monitor", "step": 1, "epoch": 1, "layers": evil}, made.epoch(1)]
-    warning = {"event": "warning", "kind": EVIL, "layer": EVIL, "text": EVIL, "step": 1, "epoch": 1}
+    lines = [{"log": "monitor", "step": 1, "epoch": 1, "layers": evil}, made.epoch(1)]
+    warning = {"log": "warning", "kind": EVIL, "layer": EVIL, "text": EVIL, "step": 1, "epoch": 1}
     table = made.changed(made.record(EVIL, epochs=1), config__method=EVIL, hardware__cpu=EVIL, versions__torch=EVIL)
     table["energy"]["layers"][0]["name"] = table["energy"]["rates_from"] = EVIL
     runs = [made.write(tmp_path / "a", table, [*lines, warning])]
@@ -168,11 +168,11 @@ def test_ann_and_unmonitored_runs_say_what_is_missing(tmp_path):
 def test_warnings_tell_whether_they_still_stand(tmp_path, few_figures):
     lines = made.log_lines(detail=False)
     for s in lines[3:]:
-        if s["event"] == "monitor":
+        if s["log"] == "monitor":
             s["layers"]["conv2"]["rate_T"] = [0.0] * 3
     for name in ("conv2", "stem"):
         text = f"layer {name} is almost silent: firing rate 0.00 %, under 0.1 %"
-        lines.insert(4, {"event": "warning", "kind": "silent", "layer": name, "text": text, "step": 11, "epoch": 2})
+        lines.insert(4, {"log": "warning", "kind": "silent", "layer": name, "text": text, "step": 11, "epoch": 2})
     text = Page(build_page([read_run(made.write(tmp_path / "a", lines=lines))])).text
     assert "Epoch 2: layer conv2 is almost silent: firing rate 0.00 %, under 0.1 %; still so at the last" in text
     assert "layer stem is almost silent: firing rate 0.00 %, under 0.1 %; recovered at the last" in text

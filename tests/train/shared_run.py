@@ -18,10 +18,9 @@ from mpd_agl.kernels import Replicas
 from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
 from mpd_agl.runs import resuming, training
-from mpd_agl.train.distributed import ALONE, EndedTogether, Group
-from mpd_agl.train.ema import Ema
+from mpd_agl.train.distributed import ALONE, EndedTogether, Ranks
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.step import Stepper
+from mpd_agl.train.step import Ema, Stepper
 from tests.train.tiny import Silent, tiny
 
 UNEVEN: dict[str, Any] = {
@@ -43,12 +42,13 @@ class StopAt(Silent):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stopped(config: Any, path: Path, ranks: Group, *, by: int, at: int) -> int:
+def stopped(config: Any, path: Path, ranks: Ranks, *, by: int, at: int) -> int:
     """Stop a run by a signal to one rank; the step at which this rank ended."""
     display = StopAt(at) if ranks.rank == by else Silent()
     observed = training.Mute
     if by:
-        training.Mute = lambda: display  # type: ignore[assignment,misc]  # what rank 1 is shown is nothing; the test looks on
+        # rank 1 shows nothing to anybody; here the test looks on
+        training.Mute = lambda: display  # type: ignore[assignment,misc]
     try:
         training.start(config, path, display, ranks=ranks)
     except Stopped as stop:
@@ -58,7 +58,7 @@ def stopped(config: Any, path: Path, ranks: Group, *, by: int, at: int) -> int:
     return -1
 
 
-def poisoned(path: Path, ranks: Group, *, at: int) -> str:
+def poisoned(path: Path, ranks: Ranks, *, at: int) -> str:
     """Give rank 1 a NaN in its input at a step of the first epoch; how this rank ended."""
     make = Loader.batch
 
@@ -78,7 +78,7 @@ def poisoned(path: Path, ranks: Group, *, at: int) -> str:
     return "no error"
 
 
-def steps(ranks: Group, method: str, accumulate: int) -> float:
+def steps(ranks: Ranks, method: str, accumulate: int) -> float:
     """Optimizer steps on batches of 12, 10 and 3 in float64: the largest difference of a weight from one process's."""
     torch.manual_seed(0)
     net = create_model("cnn8", method=method, width_mult=0.05, image_size=8, backend="eager").double()
@@ -115,7 +115,7 @@ def steps(ranks: Group, method: str, accumulate: int) -> float:
 
 
 def runs(folder: Path) -> Any:
-    ranks = Group(launch="test")
+    ranks = Ranks(launch="test", connected=True)
     worst = max(steps(ranks, method, parts) for method, parts in (("mpd-agl", 1), ("mpd-agl", 3), ("asgl", 3)))
     training.start(tiny(UNEVEN), folder / "two", Silent(), ranks=ranks)
     ends = [

@@ -1,11 +1,12 @@
 """A start with backend `compiled` says so, and changes nothing of the run."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 
 from mpd_agl.models import create_model
-from mpd_agl.runs.compiling import compile_first
+from mpd_agl.runs.training import compile_first
 
 
 class Two:
@@ -18,7 +19,9 @@ def test_it_is_told_and_neither_weights_nor_random_numbers_move():
     net = create_model("cnn8", width_mult=0.0625, image_size=16, method="asgl", backend="eager").train()
     before = {n: b.clone() for n, b in net.state_dict().items()}
     state, said = torch.get_rng_state(), []
-    seconds = compile_first(net, Two(), torch.device("cpu"), 3, said.append)
+    config = SimpleNamespace(train=SimpleNamespace(accumulate=3))
+    run = SimpleNamespace(net=net, train=Two(), config=config, stepper=SimpleNamespace(device=torch.device("cpu")))
+    seconds = compile_first(run, said.append)
     assert len(said) == 2
     assert said[0].startswith("backend compiled: compiling")
     assert said[1] == f"backend compiled: ready after {seconds:.1f} s"

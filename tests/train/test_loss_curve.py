@@ -1,8 +1,9 @@
 """The seeded loss curve of 50 steps: no optimisation may change it.
 
-Losses depend on weights through spikes alone, so rounding shows only where it moves a potential across the threshold. On one machine the
-backends give equal curves. Other SIMD widths round convolutions otherwise: against the stored curve a few such crossings are allowed.
-`python -m tests.train.test_loss_curve` writes the stored curve anew, for a change that is meant to change it.
+Losses depend on weights through spikes alone, so rounding shows only where it moves a potential across the threshold.
+On one machine the backends give equal curves. Other SIMD widths round convolutions otherwise: against the stored
+curve a few such crossings are allowed. `python -m tests.train.test_loss_curve` writes the stored curve anew, for a
+change that is meant to change it.
 """
 
 import json
@@ -30,7 +31,7 @@ def curve(backend: str, way: str = "", width_mult: float = 0.0625, **options: bo
     net = create_model("cnn8", width_mult=width_mult, image_size=8, **made).train()
     taking = 0
     for layer in event_layers(net).values() if way else ():
-        known = convolution.ways_of(layer.weight, layer.events_stride, layer.events_padding)
+        known = convolution.ways_of(layer.weight, layer.stride_1d, layer.padding_1d)
         taken = {name: way if way in ways else "dense" for name, ways in known.items()}
         taking += way in taken.values()
         layer.choice, layer.every = Choice(0.0, {n: {w: 0.0} for n, w in taken.items()}, 0.0, taken), 0

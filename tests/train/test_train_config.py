@@ -11,8 +11,18 @@ from mpd_agl.cli.options import FLAGS, VALUES, parse
 from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.presets import list_presets, read_preset
-from mpd_agl.runs.resolve import check_same, fields_of, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.runs.resolve import (
+    check_unchanged,
+    fields_of,
+    flatten,
+    list_presets,
+    merge,
+    nest,
+    read_preset,
+    read_toml,
+    resolve,
+    to_toml,
+)
 
 PAPER = {
     "cifar10-resnet19-t2": ("resnet19", "cifar10", 2),
@@ -101,8 +111,9 @@ def test_single_mistakes_are_one_sentence(table: dict[str, object], words: str) 
 
 
 VALUES_OF_ANY_KIND = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=4), max_size=3),
-    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2), st.sampled_from(["mpd-agl", "cnn8", "crop=4", "none", "true", "1e9"]),
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.lists(st.text(max_size=4), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.sampled_from(["mpd-agl", "cnn8", "crop=4", "none", "true", "1e9"]),
 )  # fmt: skip
 
 
@@ -198,9 +209,9 @@ def test_any_text_survives_toml(text: str) -> None:
 
 def test_what_may_change_on_resume_exists_and_the_rest_may_not() -> None:
     assert set(FREE_ON_RESUME) <= set(fields_of())
-    check_same(RunConfig(), resolve({"train": {"workers": 0}}))
+    check_unchanged(RunConfig(), resolve({"train": {"workers": 0}}))
     with pytest.raises(InputError, match=r'method was "mpd-agl", got "lsg"'):
-        check_same(RunConfig(), resolve({"method": "lsg"}))
+        check_unchanged(RunConfig(), resolve({"method": "lsg"}))
 
 
 def test_every_field_is_in_the_help() -> None:

@@ -1,6 +1,7 @@
 """`conv = auto` in a run: what the clock chose is kept, and a resumed run is the same run."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here, convolution
-from mpd_agl.nn import event_layers
 from mpd_agl.runs import conv_choices, training
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(event_layers, "_ms", made.ms)
+    monkeypatch.setattr(sys.modules["mpd_agl.nn.event_layers"], "_ms", made.ms)
     monkeypatch.setattr(conv_choices, "due", made.due)
     return made
 

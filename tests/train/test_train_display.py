@@ -11,13 +11,15 @@ import pytest
 
 from mpd_agl.runs import training
 from mpd_agl.runs.config import MonitorConfig
-from mpd_agl.runs.monitoring import Watch, build_watch
-from mpd_agl.train.console import JsonLines, Lines, Live, Quiet, build_display, duration
+from mpd_agl.runs.monitoring import Watch
+from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
+from mpd_agl.train.observe import Display
 from mpd_agl.train.trackers import Trackers, numbers
 from tests.train.tiny import Silent, tiny
 
 EPOCH = {
-    "event": "epoch", "epoch": 1, "step": 4, "train_loss": 1.5, "train_accuracy": 0.5, "test_accuracy": 0.25, "lr": 0.1, "images_per_s": 7.0
+    "log": "epoch", "epoch": 1, "step": 4, "train_loss": 1.5, "train_accuracy": 0.5, "test_accuracy": 0.25,
+    "lr": 0.1, "images_per_s": 7.0,
 }  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
     broken = Broken()
     trackers = Trackers({"broken": lambda: broken, "unmade": unmade}, notes.append)
     for _ in range(5):
-        trackers.log({"event": "epoch", "step": 1})
+        trackers.log({"log": "epoch", "step": 1})
     trackers.close()
     assert broken.seen == 3
     assert notes == [
@@ -78,11 +80,11 @@ def test_wandb_gets_the_epochs_numbers(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_numbers_leaves_out_texts_and_tables() -> None:
-    assert numbers({"event": "x", "step": 3, "a": 1, "b": {"c": 2}, "d": "e"}) == {"a": 1.0}
+    assert numbers({"log": "x", "step": 3, "a": 1, "b": {"c": 2}, "d": "e"}) == {"a": 1.0}
 
 
 def test_the_style_follows_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(build_display("quiet")) is Quiet
+    assert type(build_display("quiet")) is Display
     assert type(build_display("json")) is JsonLines
     assert type(build_display("auto")) is Lines
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -90,16 +92,16 @@ def test_the_style_follows_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_within_a_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    from mpd_agl.train.progress import Progress
+    from mpd_agl.train.observe import Progress
 
     lines = Lines()
     lines.every_s = 0
-    lines.start("net", 2, 10, Progress())
+    lines.start("net", 2, 10, Progress(), "test")
     lines.figures({"firing": 0.123})
     lines.step(Progress(step=4, epoch_step=4, loss_sum=30, correct=5, seen=20, epoch_s=2))
-    lines.event(EPOCH)
+    lines.logged(EPOCH)
     lines.scored = "validation"
-    lines.event(EPOCH)  # nothing was looked at since: no figures, in place of old ones
+    lines.logged(EPOCH)  # nothing was looked at since: no figures, in place of old ones
     lines.close()
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "net: 2 epochs of 10 steps"
@@ -111,7 +113,7 @@ def test_lines_within_a_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_live_display_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpd_agl.train.progress import Progress
+    from mpd_agl.train.observe import Progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -122,11 +124,11 @@ def test_the_live_display_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     live = Live()
-    live.start("net [not markup]", 2, 10, Progress(step=3))
+    live.start("net [not markup]", 2, 10, Progress(step=3), "test")
     live.figures({"firing": 0.123})
     live.step(Progress(step=4, epoch_step=4, loss_sum=30, correct=5, seen=20, epoch_s=2))
     live.note("layer [x] is almost silent")
-    live.event(EPOCH)
+    live.logged(EPOCH)
     live._bars.refresh()
     live.close()
     drawn = screen.getvalue()
@@ -152,11 +154,10 @@ def test_the_monitor_sees_training_steps_only_and_leaves_no_hook() -> None:
     from mpd_agl.models import create_model
 
     net = create_model("cnn8", width_mult=0.03125, in_channels=1, image_size=16)
-    watch = build_watch(net, MonitorConfig(every=2, silent_below=1.0), spiking=True)
-    assert isinstance(watch, Watch)
+    watch = Watch(net, MonitorConfig(every=2, silent_below=1.0))
     seen = []
     for step in range(3):
-        watch.before(step)
+        assert watch.before(step) == (step != 1)
         net(torch.randn(4, 1, 16, 16))
         seen.append(watch.after(step))
         assert not any(m._forward_hooks for m in net.modules())

@@ -5,16 +5,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
-from mpd_agl.records import RunRecord, read_metrics, read_record, write_record
+from mpd_agl.records import RunRecord, explain, read_metrics, read_record
 from mpd_agl.train import runfolder
-from mpd_agl.train.disk import explain
 from mpd_agl.train.runfolder import RunFolder, check_name, check_run, in_use
 
 RECORD = RunRecord(
@@ -165,8 +163,8 @@ def test_metrics_shorter_than_the_checkpoint_remembers_are_not_padded(tmp_path: 
     make(tmp_path / "run")
     with RunFolder.open(tmp_path / "run") as folder:
         assert folder.start_metrics(40) == 40
-        folder.log_metrics({"event": "a"})
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b'{"event": "a"}\n'
+        folder.log_metrics({"log": "a"})
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b'{"log": "a"}\n'
 
 
 def test_the_lock_names_its_owner_and_goes_with_the_process(tmp_path: Path) -> None:
@@ -182,10 +180,8 @@ def test_the_lock_names_its_owner_and_goes_with_the_process(tmp_path: Path) -> N
         assert other.stdout.readline() == "locked\n"
         assert in_use(path)
         for attempt in (RunFolder.open, RunFolder.create, lambda p: RunFolder.create(p, overwrite=True)):
-            began = time.perf_counter()
             with pytest.raises(InputError, match=f"is in use by process {other.pid} on .* since 20"):
                 attempt(path)
-            assert time.perf_counter() - began < 1
     finally:
         other.kill()
         other.communicate()
@@ -197,20 +193,20 @@ def test_metrics_are_cut_back_and_appended(tmp_path: Path) -> None:
     make(tmp_path / "run")
     with RunFolder.open(tmp_path / "run") as folder:
         folder.start_metrics(0)
-        folder.log_metrics({"event": "a"})
+        folder.log_metrics({"log": "a"})
         offset = folder.sync_metrics()
-        folder.log_metrics({"event": "lost"})
+        folder.log_metrics({"log": "lost"})
     with RunFolder.open(tmp_path / "run") as folder:
         folder.start_metrics(offset)
-        folder.log_metrics({"event": "b"})
-    assert [e["event"] for e in read_metrics(tmp_path / "run" / "metrics.jsonl")] == ["a", "b"]
+        folder.log_metrics({"log": "b"})
+    assert [e["log"] for e in read_metrics(tmp_path / "run" / "metrics.jsonl")] == ["a", "b"]
 
 
 def test_a_torn_last_line_is_left_out_and_one_within_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "a"}\n{"eve')
-    assert [e["event"] for e in read_metrics(path)] == ["a"]
-    path.write_text('{"eve\n{"event": "a"}\n')
+    path.write_text('{"log": "a"}\n{"eve')
+    assert [e["log"] for e in read_metrics(path)] == ["a"]
+    path.write_text('{"eve\n{"log": "a"}\n')
     with pytest.raises(InputError, match="line 1 of"):
         list(read_metrics(path))
     with pytest.raises(InputError, match="no metrics at"):
@@ -219,7 +215,7 @@ def test_a_torn_last_line_is_left_out_and_one_within_is_an_error(tmp_path: Path)
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    write_record(RECORD, path)
+    records.write_atomic(path, records.canonical(RECORD.to_dict()))
     assert read_record(path) == RECORD
     assert read_record(path).with_(status="finished").status == "finished"
     assert list(tmp_path.iterdir()) == [path]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,11 @@ from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
 from mpd_agl.train.config import LossConfig, OptimConfig
-from mpd_agl.train.ema import Ema
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.losses import build_loss, correct, cross_entropy, mean_output, tet
-from mpd_agl.train.optim import build_optimizer, learning_rate
-from mpd_agl.train.optimstate import pack_optimizer, unpack_optimizer
+from mpd_agl.train.optim import build_optimizer, learning_rate, pack_optimizer, unpack_optimizer
 from mpd_agl.train.rng import restore_rng, rng_state, seed_all
-from mpd_agl.train.step import NotFinite, Stepper
+from mpd_agl.train.step import Ema, NotFinite, Stepper
 
 CPU = torch.device("cpu")
 
@@ -244,7 +243,7 @@ def test_a_nan_stops_before_the_weights_change_and_is_located(where: str) -> Non
     net, (x, y) = Small(), batch()
     loss = cross_entropy
     expected = {
-        "input": "first in the input",
+        "input": "the input holds NaN or Inf",
         "parameter": "parameter conv.bias",
         "layer": "first in layer conv",
         "loss": "first in the loss itself",
@@ -267,6 +266,108 @@ def test_a_nan_stops_before_the_weights_change_and_is_located(where: str) -> Non
     with pytest.raises(NotFinite, match=expected):
         step(x, y)
     assert all(torch.equal(v.nan_to_num(7), before[k].nan_to_num(7)) for k, v in net.state_dict().items())
+
+
+DEVICE_PATH = {"sgd": 0.1, "adam": 0.01, "adamw": 0.01}
+
+
+def on_a_device(net: nn.Module, name: str, **options: object) -> Stepper:
+    """A stepper as on a GPU: the optimizer takes its flag as a tensor, and results are read after several steps."""
+    optimizer = build_optimizer(net, OptimConfig(name=name, lr=DEVICE_PATH[name]), fused=True)  # type: ignore[arg-type]
+    return Stepper(net, optimizer, cross_entropy, device=CPU, read_every=20, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", DEVICE_PATH)
+def test_results_can_be_read_after_several_steps(name: str) -> None:
+    net, (x, y) = Small(), batch(7)
+    other = copy.deepcopy(net)
+    late = on_a_device(net, name, accumulate=2, clip_norm=1.0)
+    optimizer = build_optimizer(other, OptimConfig(name=name, lr=DEVICE_PATH[name]))  # type: ignore[arg-type]
+    plain = Stepper(other, optimizer, cross_entropy, device=CPU, accumulate=2, clip_norm=1.0)
+    wanted = []
+    for _ in range(5):
+        late.step(x, y)
+        wanted.append(plain(x, y))
+    assert late.unread == 5
+    got = late.read()
+    assert late.unread == 0
+    assert late.read() == []
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert (mine.count, mine.correct) == (theirs.count, theirs.correct)
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["input", "loss", "gradient"])
+@pytest.mark.parametrize("name", DEVICE_PATH)
+def test_a_bad_step_and_those_after_it_leave_the_weights_alone_on_a_device(name: str, where: str) -> None:
+    net, (x, y) = Small(), batch()
+    stepper = on_a_device(net, name)
+    stepper.step(x, y)
+    stepper.step(x, y)
+    before = [p.detach().clone() for p in net.parameters()]
+    momenta = {k: v.clone() for k, v in pack_optimizer(stepper.optimizer, net).items()}
+    loss = stepper.loss
+    if where == "input":
+        stepper.step(torch.full_like(x, math.nan), y)
+    elif where == "loss":
+        stepper.loss = lambda o, y: loss(o, y) * math.inf
+        stepper.step(x, y)
+    else:
+        stepper.loss = lambda o, y: loss(o, y) + ((o - o.detach()) * math.inf).nan_to_num().sum()
+        stepper.step(x, y)
+    stepper.loss = loss
+    stepper.step(x, y)
+    stepper.step(x, y)
+    for p, b in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p, b)
+    for key, value in pack_optimizer(stepper.optimizer, net).items():
+        assert torch.equal(value, momenta[key]), key
+    text = {"input": "the input holds NaN or Inf", "loss": "loss inf", "gradient": "gradient norm (inf|nan)"}[where]
+    with pytest.raises(NotFinite, match=text) as error:
+        stepper.read()
+    assert error.value.ago == 2
+
+
+def test_a_step_waits_for_no_device() -> None:
+    """On `meta` tensors there are no values: whatever asks for one raises."""
+    net = Small().to("meta")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.defaults["fused"] = True
+    optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
+    stepper = Stepper(net, optimizer, cross_entropy, device=torch.device("meta"), accumulate=2, clip_norm=1.0)
+    for _ in range(3):
+        stepper.step(torch.empty(8, 1, 2, 2, device="meta"), torch.empty(8, dtype=torch.int64, device="meta"))
+    assert stepper.unread == 3
+    assert stepper.read_every == 20
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.0, 1.0, 2.0, 3.0], r"class numbers of type torch.int64, got torch.float32"),
+        ([0, 1, 2, 4], "must be from 0 to 3, got 4"),
+        ([0, 1, -100, 3], "must be from 0 to 3, got -100"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(labels: list[float], words: str) -> None:
+    for loss in (cross_entropy, tet):
+        with pytest.raises(InputError, match=words):
+            loss(torch.randn(2, 4, 4), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("labels", [[0.0, 0.7], [0, 2], [-1, 1]])
+def test_a_data_set_with_labels_that_are_no_class_numbers_is_refused(labels: list[float]) -> None:
+    from mpd_agl.data.types import ArraySet
+    from mpd_agl.runs.build import chosen
+    from tests.train.tiny import tiny
+
+    x, y = np.zeros((2, 28, 28, 1), np.uint8), np.array(labels)
+    data = ArraySet(name="mine", split="train", x=x, y=y, classes=("a", "b"), mean=(0.0,), std=(1.0,))
+    with pytest.raises(InputError, match="the labels of mine must be whole numbers from 0 to 1, got"):
+        chosen(tiny(), data, "train")
 
 
 def test_float16_needs_a_gpu_and_bfloat16_does_not() -> None:

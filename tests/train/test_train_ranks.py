@@ -38,7 +38,7 @@ def difference(one: Path, two: Path) -> float:
 
 def scores(run: Path) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [e for e in events if e["event"] == "epoch"]
+    return [e for e in events if e["log"] == "epoch"]
 
 
 def test_steps_are_those_of_one_process_in_float64(ended: list[Any]) -> None:

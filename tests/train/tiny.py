@@ -6,7 +6,7 @@ from typing import Any
 
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.resolve import merge, resolve
-from mpd_agl.train.console import Quiet
+from mpd_agl.train.observe import Display
 
 TINY: dict[str, Any] = {
     "model": {"name": "cnn8", "width_mult": 0.03125, "num_steps": 2},
@@ -21,7 +21,7 @@ def tiny(changes: dict[str, Any] | None = None) -> RunConfig:
     return resolve(merge(TINY, changes or {}))
 
 
-class Silent(Quiet):
+class Silent(Display):
     """Keeps notes in place of printing them."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ def _is_rate(layer: Any) -> bool:
 def _rates_of_run(folder: Path) -> dict[str, Any]:
     """Each layer's rate: the mean over the last epoch's snapshots of a monitored run."""
     record = read_record(folder / "record.json")
-    snapshots = [e for e in read_metrics(folder / "metrics.jsonl") if e.get("event") == "monitor"]
+    snapshots = [e for e in read_metrics(folder / "metrics.jsonl") if e.get("log") == "monitor"]
     if not snapshots:
         raise InputError(f"{folder} was not monitored: it holds no firing rates. Train with --monitor.every 50.")
     last = [s for s in snapshots if s["epoch"] == snapshots[-1]["epoch"]]

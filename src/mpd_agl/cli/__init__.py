@@ -1,6 +1,7 @@
 """The command line: one file per subcommand, imported only when it is asked for.
 
-Each subcommand's module has `run(argv) -> int`. A user's mistake raises `InputError`; it is printed as one sentence, without a traceback.
+Each subcommand's module has `run(argv) -> int`. A user's mistake raises `InputError`; it is printed as one sentence,
+without a traceback.
 """
 
 import os
@@ -34,7 +35,8 @@ def usage() -> str:
     rows = "\n".join(f"  {name:14} {text}" for name, text in COMMANDS.items())
     return (
         "usage: mpd-agl COMMAND [OPTIONS]\n\nSpiking neural networks with surrogate gradients that fit (MPD-AGL).\n\n"
-        f"commands:\n{rows}\n\noptions:\n  --version   print the version\n  --debug     show the traceback of an error\n\n"
+        f"commands:\n{rows}\n\noptions:\n  --version   print the version\n"
+        "  --debug     show the traceback of an error\n\n"
         "`mpd-agl COMMAND --help` tells a command's options.\n"
     )
 

@@ -1,6 +1,7 @@
-"""Arguments of the commands: argparse, whose mistakes become one sentence with the option that was meant."""
+"""What the commands share: argparse, whose mistakes become one sentence with the option that was meant, and tables."""
 
 import argparse
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -41,3 +42,24 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One sentence in place of a usage text."""
         raise InputError(f"{message}. See {self.prog} --help.")
+
+
+def print_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int = 160
+) -> None:
+    """Print a table without lines; the columns `right` are numbers.
+
+    `width` is that of an output which is no terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = set(right)
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(head):
+        table.add_column(Text(name), justify="right" if i in numbers else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console()
+    Console(width=console.width if console.is_terminal else width).print(table)

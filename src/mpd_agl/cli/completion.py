@@ -46,8 +46,7 @@ def script() -> str:
     from mpd_agl.data.registry import DATASETS
     from mpd_agl.models import MODELS
     from mpd_agl.nn import METHODS
-    from mpd_agl.runs.presets import list_presets
-    from mpd_agl.runs.resolve import fields_of
+    from mpd_agl.runs.resolve import fields_of, list_presets
 
     fields = fields_of()
     values: dict[str, Iterable[str]] = {

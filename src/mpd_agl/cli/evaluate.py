@@ -1,10 +1,11 @@
-"""`mpd-agl evaluate RUN`: accuracy, per class, confusion; at any number of timesteps; the quick path and early answers if asked."""
+"""`mpd-agl evaluate RUN`: accuracy, per class, confusion, at any number of timesteps; the quick path, early answers."""
 
 import argparse
 import json
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
@@ -12,6 +13,7 @@ from mpd_agl.train.runfolder import check_run
 
 if TYPE_CHECKING:
     from mpd_agl.runs.early_exit import Early
+    from mpd_agl.runs.load_run import Trained
     from mpd_agl.train.evaluate import Evaluation
 
 
@@ -31,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
         "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` writes them"
     )
     p.add_argument(
+        "--conv-impl",
+        choices=("dense", "event", "auto"),
+        help="convolutions behind the first layer: dense, event (skips zeros) or auto (default: as trained)",
+    )
+    p.add_argument(
         "--exit-threshold",
         metavar="P,P,...",
         help="answer as soon as the running mean's best class has this probability; several make a curve",
@@ -44,6 +51,18 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@dataclass
+class Tested:
+    """What came of it, by number of timesteps."""
+
+    how: str
+    """How the network was run, in words; empty for the plain path."""
+    results: "dict[int, Evaluation]" = field(default_factory=dict)
+    differing: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """With --fast: predictions that differ from the plain path's, and how many were compared."""
+    early: "dict[int, list[Early]]" = field(default_factory=dict)
+
+
 def run(argv: list[str]) -> int:
     """Evaluate and print."""
     a = parser().parse_args(argv)
@@ -51,22 +70,31 @@ def run(argv: list[str]) -> int:
     check_options(a)
     check_run(a.run)
 
-    import torch
-
-    from mpd_agl import records
-    from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.kernels import reuse_pages
-    from mpd_agl.nn import fold
-    from mpd_agl.records import write_atomic
-    from mpd_agl.report import draw
-    from mpd_agl.report.scores import early_figure
-    from mpd_agl.runs import build
-    from mpd_agl.runs.early_exit import check_same, early_answers, fast_network
-    from mpd_agl.runs.load_run import evaluation_device, load_run
-    from mpd_agl.train.evaluate import evaluate
+    from mpd_agl.runs.load_run import load_run
 
     reuse_pages()
-    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
+    trained = load_run(
+        a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), conv_impl=a.conv_impl or ""
+    )
+    tested = _test(a, trained, counts or [trained.config.model.num_steps], thresholds)
+    if a.plot:
+        _plot(a, trained, tested)
+    if a.json:
+        print(json.dumps(_to_dict(a, trained, tested)))
+    else:
+        _print(a, trained, tested)
+    return 0
+
+
+def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], thresholds: list[float]) -> Tested:
+    from mpd_agl.interop.plainstep import plain_network
+    from mpd_agl.nn import fold
+    from mpd_agl.runs import build
+    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network
+    from mpd_agl.runs.load_run import evaluation_device
+    from mpd_agl.train.evaluate import evaluate
+
     config, device = trained.config, evaluation_device(trained)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
@@ -76,71 +104,89 @@ def run(argv: list[str]) -> int:
         net, how = fast_network(plain, device)
     if a.int8:
         net, how = plain_network(plain, int8=True), "folded, int8 weights"
-    results: dict[int, Evaluation] = {}
-    checks: dict[int, tuple[int, int]] = {}
-    early: dict[int, list[Early]] = {}
-    for num_steps in counts or [config.model.num_steps]:
-        loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=num_steps))
-        plain.num_steps = net.num_steps = num_steps
+    tested = Tested(how)
+    for T in counts:
+        loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=T))
+        plain.num_steps = net.num_steps = T
         if a.fast:
-            checks[num_steps] = check_same(plain, net, loader, device)
-        results[num_steps] = evaluate(net, loader, device)
+            tested.differing[T] = compare_predictions(plain, net, loader, device)
+        tested.results[T] = evaluate(net, loader, device)
         if thresholds:
-            early[num_steps] = early_answers(fold(trained.net).to(device), loader, num_steps, thresholds, device)
-    if a.plot:
-        T, rows = max(early.items())
-        title = f"{trained.record.name}, T={T}, {a.split} set of {config.data.name}"
-        figure = early_figure([e.to_dict() for e in rows], title)
-        try:
-            write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
-        except OSError as error:
-            raise InputError(f"cannot write {a.plot}: {error.strerror or error}. Choose another place.") from error
-    if a.json:
-        out = {
-            "run": trained.record.name,
-            "weights": trained.weights,
-            "split": a.split,
-            "folded": a.fold or a.fast,
-            "fast": a.fast,
-            "int8": a.int8,
-            "config": {"model": config.model.model_dump(mode="json"), "data": config.data.name},
-            "threads": torch.get_num_threads(),
-            "hardware": records.hardware(),
-            "versions": records.versions(),
-            "code": records.code(),
-            "classes": trained.record.data["classes"],
-            "results": [
-                {
-                    "num_steps": T,
-                    "samples": e.count,
-                    "accuracy": e.accuracy,
-                    "loss": e.loss,
-                    "per_class": e.per_class_K,
-                    "confusion": e.confusion_KK.tolist(),
-                    "early": [row.to_dict() for row in early.get(T, [])],
-                }
-                for T, e in results.items()
-            ],
-        }
-        print(json.dumps(out))
-        return 0
-    folded = f", {how}" if how else ""
-    backend = build.backend_that_runs(config, device)
-    print(f"{trained.record.name}, {trained.weights}{folded}, {a.split} set of {config.data.name}, backend {backend}")
-    for T, e in results.items():
+            tested.early[T] = early_answers(fold(trained.net).to(device), loader, T, thresholds, device)
+    return tested
+
+
+def _plot(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
+    from mpd_agl.records import write_atomic
+    from mpd_agl.report import draw
+    from mpd_agl.report.scores import early_figure
+
+    T, rows = max(tested.early.items())
+    title = f"{trained.record.name}, T={T}, {a.split} set of {trained.config.data.name}"
+    figure = early_figure([e.to_dict() for e in rows], title)
+    try:
+        write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+    except OSError as error:
+        raise InputError(f"cannot write {a.plot}: {error.strerror or error}. Choose another place.") from error
+
+
+def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[str, Any]:
+    import torch
+
+    from mpd_agl import records
+
+    config = trained.config
+    return {
+        "run": trained.record.name,
+        "weights": trained.weights,
+        "split": a.split,
+        "folded": a.fold or a.fast,
+        "fast": a.fast,
+        "int8": a.int8,
+        "config": {"model": config.model.model_dump(mode="json"), "data": config.data.name},
+        "threads": torch.get_num_threads(),
+        "hardware": records.hardware(),
+        "versions": records.versions(),
+        "code": records.code(),
+        "classes": trained.record.data["classes"],
+        "results": [
+            {
+                "num_steps": T,
+                "samples": e.count,
+                "accuracy": e.accuracy,
+                "loss": e.loss,
+                "per_class": e.per_class_K,
+                "confusion": e.confusion_KK.tolist(),
+                "early": [row.to_dict() for row in tested.early.get(T, [])],
+            }
+            for T, e in tested.results.items()
+        ],
+    }
+
+
+def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
+    from mpd_agl.runs.build import backend_that_runs
+    from mpd_agl.runs.load_run import evaluation_device
+
+    config = trained.config
+    how = f", {tested.how}" if tested.how else ""
+    how += f", {a.conv_impl} convolutions" if a.conv_impl else ""
+    backend = backend_that_runs(config, evaluation_device(trained))
+    print(f"{trained.record.name}, {trained.weights}{how}, {a.split} set of {config.data.name}, backend {backend}")
+    for T, e in tested.results.items():
         as_trained = " (as trained)" if config.model.num_steps == T else ""
         print(f"T={T}: accuracy {100 * e.accuracy:.2f} %, loss {e.loss:.4f}, {e.count} samples{as_trained}")
-        if T in checks:
-            print(f"  checked against the plain path: {checks[T][0]} of {checks[T][1]} predictions differ")
-        for row in early.get(T, []):
+        if T in tested.differing:
+            differ, count = tested.differing[T]
+            print(f"  checked against the plain path: {differ} of {count} predictions differ")
+        for row in tested.early.get(T, []):
             shares = ", ".join(f"{100 * s:.0f} %" for s in row.steps_share)
             print(
-                f"  answers from {row.threshold:g} on: accuracy {100 * row.accuracy:.2f} %, {row.mean_steps:.2f} timesteps "
-                f"(1 to {T}: {shares}), {row.ms_per_image:.2f} ms per image"
+                f"  answers from {row.threshold:g} on: accuracy {100 * row.accuracy:.2f} %, "
+                f"{row.mean_steps:.2f} timesteps (1 to {T}: {shares}), {row.ms_per_image:.2f} ms per image"
             )
-    T = config.model.num_steps if config.model.num_steps in results else next(iter(results))
-    _print_tables(results[T], T, trained.record.data["classes"])
-    return 0
+    T = config.model.num_steps if config.model.num_steps in tested.results else next(iter(tested.results))
+    _print_tables(tested.results[T], T, trained.record.data["classes"])
 
 
 def parse_steps(text: str | None) -> list[int]:
@@ -165,7 +211,8 @@ def parse_thresholds(text: str | None) -> list[float]:
         found = []
     if not found or not all(0 < p <= 1 for p in found):
         raise InputError(
-            f"--exit-threshold must be probabilities over 0 and up to 1, got {text!r}. For example: --exit-threshold 0.8,0.95."
+            f"--exit-threshold must be probabilities over 0 and up to 1, got {text!r}. "
+            "For example: --exit-threshold 0.8,0.95."
         )
     return found
 

@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.kernels import backends_here
     from mpd_agl.models import MODELS
     from mpd_agl.nn import METHODS
-    from mpd_agl.runs.presets import list_presets
+    from mpd_agl.runs.resolve import list_presets
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts: dict[str, Any] = {

@@ -11,8 +11,10 @@ from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 SETTINGS = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a store shared with the agent keeps a killed rank's keys, and a restart can hang on them
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",  # seconds that ranks have to save when they are asked to stop
+    # a store that is shared with the agent keeps a killed rank's keys, and a restart can hang on them
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # seconds that ranks have to save when they are asked to stop
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """The environment of the processes, where the user has not set it otherwise."""
@@ -39,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
         "--rdzv-id",
         default="",
         metavar="ID",
-        help="the job's name, the same on all nodes; the same again continues its run (default: the SLURM job, else a new one)",
+        help="the job's name, the same on all nodes; the same again continues its run "
+        "(default: the SLURM job, else a new one)",
     )
     p.add_argument("--max-restarts", default=3, type=int, metavar="N", help="restarts before giving up (default 3)")
     p.add_argument(
@@ -112,7 +115,8 @@ def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
     alone = a.nnodes in ("1", "1:1")
     if not alone and not re.fullmatch(r"\S+:\d+", a.rdzv_endpoint):
         raise InputError(
-            f"--nnodes {a.nnodes} needs --rdzv-endpoint HOST:PORT, a node that all others reach, got {a.rdzv_endpoint!r}."
+            f"--nnodes {a.nnodes} needs --rdzv-endpoint HOST:PORT, a node that all others reach, "
+            f"got {a.rdzv_endpoint!r}."
         )
     if not alone and not _named(a):
         raise InputError(

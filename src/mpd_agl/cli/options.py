@@ -1,6 +1,7 @@
 """`mpd-agl train`'s options: a few of its own, and every field of the configuration by its dotted name.
 
-Values stay text here; the typed configuration reads them, so that a mistake in a file and one on the command line end up in one message.
+Values stay text here; the typed configuration reads them, so that the mistakes of a file and of the command line come
+in one message.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ FLAGS = {
     "overwrite": "delete a run of the same name first",
     "dry-run": "print configuration, size, time per epoch and memory from a few measured steps; train nothing",
     "quiet": "print the result only",
-    "json": "print events and the record as JSON lines",
+    "json": "print log lines and the record as JSON",
     "help": "this text; with --preset, its values as the defaults",
 }
 
@@ -38,9 +39,11 @@ class Options:
 def parse(argv: list[str]) -> Options:
     """Read the command line.
 
-    >>> o = parse(["--preset", "demo", "--optim.lr", "0.05", "--optim.nesterov", "--data.augment", "crop=2", "flip", "--dry-run"])
-    >>> o.values, o.flags, o.overrides
-    ({'preset': 'demo'}, {'dry-run'}, {'optim.lr': '0.05', 'optim.nesterov': 'true', 'data.augment': ['crop=2', 'flip']})
+    >>> o = parse("--preset demo --optim.lr 0.05 --optim.nesterov --data.augment crop=2 flip --dry-run".split())
+    >>> o.values, o.flags
+    ({'preset': 'demo'}, {'dry-run'})
+    >>> o.overrides
+    {'optim.lr': '0.05', 'optim.nesterov': 'true', 'data.augment': ['crop=2', 'flip']}
     """
     out, known = Options(), fields_of()
     tokens = _tokens(argv)

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from mpd_agl.paper.reproduce import Request
     from mpd_agl.report.section import PageSection
 
-EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`: --data.data-dir DIR --train.threads 1.
+EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`:
+--data.data-dir DIR --train.threads 1.
 Interrupted experiments continue by the same command, finished runs are not run again, and experiments share runs.
 """
 
@@ -22,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl reproduce",
-        description="Run experiments of the paper for all methods on one pipeline and show tables and figures with the paper's numbers.",
+        description="Run experiments of the paper for all methods on one pipeline, "
+        "and show tables and figures with the paper's numbers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -96,9 +98,6 @@ def study_names() -> list[str]:
 
 
 def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     from mpd_agl.paper.costs import Costs
     from mpd_agl.paper.pool import run_name
     from mpd_agl.train.console import duration
@@ -106,26 +105,23 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     costs = Costs(costs_file)
     if not costs.known:
         print("measuring a few steps of each network; the times are kept for the next list", flush=True)
-    table = Table(box=None, pad_edge=False)
-    for head in ("name", "what", "runs", "done", "whole, here", "left, here"):
-        table.add_column(head, justify="left" if head in ("name", "what") else "right")
+    rows: list[list[str]] = []
     wanted: dict[str, float] = {}
     left: dict[str, float] = {}
+
+    def row(name: str, what: str, cost: dict[str, float], missing: dict[str, float]) -> list[str]:
+        rest = duration(sum(missing.values())) if missing else ""
+        return [name, what, str(len(cost)), str(len(cost) - len(missing)), duration(sum(cost.values())), rest]
+
     for request in requests:
         configs = {run_name(c): c for c in request.configs()}
         cost = {name: costs.run_s(c) for name, c in configs.items()}
         missing = {name: cost[name] for name, c in configs.items() if not pool.finished(c)}
         wanted |= cost
         left |= missing
-        done = f"{len(configs) - len(missing)}"
-        whole, rest = duration(sum(cost.values())), duration(sum(missing.values())) if missing else ""
-        table.add_row(request.study.name, request.study.title, str(len(configs)), done, whole, rest)
-    done = str(len(wanted) - len(left))
-    table.add_row(
-        "all", "shared runs once", str(len(wanted)), done, duration(sum(wanted.values())), duration(sum(left.values()))
-    )
-    console = Console()
-    Console(width=console.width if console.is_terminal else 160).print(table)
+        rows.append(row(request.study.name, request.study.title, cost, missing))
+    rows.append(row("all", "shared runs once", wanted, left))
+    print_table(("name", "what", "runs", "done", "whole, here", "left, here"), rows, range(2, 6))
     print(
         f"Scale {requests[0].scale}. Times are estimates from measured steps on this machine ({costs_file}); "
         "they leave out data preparation and are off by what else the machine does."
@@ -134,7 +130,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
 
 def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
-    from mpd_agl.paper.reproduce import gather, show, train, write
+    from mpd_agl.paper.reproduce import check_before_training, gather, show, train, write
     from mpd_agl.train.console import build_display
     from mpd_agl.train.observe import Display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
@@ -146,6 +142,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
         if not a.quiet:
             print(text, flush=True)
 
+    if not a.draw:
+        check_before_training(requests, pool)
     for request in requests:
         if not a.draw:
             try:
@@ -165,7 +163,6 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
 
 def _print(section: "PageSection") -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
@@ -173,11 +170,6 @@ def _print(section: "PageSection") -> None:
     console.print(Text(section.title, style="bold"))
     console.print(Text(section.sentence))
     if section.table is not None:
-        table = Table(box=None, pad_edge=False)
-        for i, head in enumerate(section.table.head):
-            table.add_column(Text(head), justify="right" if i in section.table.numbers else "left")
-        for row in section.table.rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+        print_table(section.table.head, section.table.rows, section.table.numbers, width=200)
     for note in section.notes:
         console.print(Text(note, style="dim"))

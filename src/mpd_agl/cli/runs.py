@@ -3,10 +3,11 @@
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
 
 COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "best", "time", "started")
@@ -59,15 +60,15 @@ def read_row(path: Path) -> dict[str, Any] | None:
     try:
         record = read_record(path / "record.json")
         with reading(path):
-            config = record.config
+            config, m = record.config, record.config["model"]
             status = record.status if alive or record.status != "running" else "killed"
             last = record.final or last_epoch(path / "metrics.jsonl") or {}
             best = record.best_on_test or {}
             return {
                 **row,
                 "status": "running" if alive else status,
-                "method": "ann" if config["model"]["ann"] else str(config["method"]),
-                "model": f"{config['model']['name']} x{config['model']['width']:g} T={config['model']['num_steps']}",
+                "method": "ann" if m["ann"] else str(config["method"]),
+                "model": f"{m['name']} x{m['width_mult']:g} T={m['num_steps']}",
                 "data": str(config["data"]["name"]) + (" (held out)" if config["data"].get("holdout") else ""),
                 "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
                 "accuracy": _number(last.get("test_accuracy")),
@@ -91,35 +92,22 @@ def last_epoch(path: Path) -> dict[str, Any] | None:
 
     last = None
     try:
-        for event in read_metrics(path):
-            last = event if event.get("event") == "epoch" else last
+        for line in read_metrics(path):
+            last = line if line.get("log") == "epoch" else last
     except InputError:
         return last
     return last
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from mpd_agl.train.console import duration
 
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("accuracy", "best", "time", "epochs") else "left")
-    for row in rows:
-        cells = []
-        for name in COLUMNS:
-            value = row[name]
-            if name in ("accuracy", "best"):
-                value = None if value is None else f"{100 * value:.2f} %"
-            elif name == "time":
-                value = None if value is None else duration(value)
-            elif name == "started" and value:
-                value = value[:16].replace("T", " ")
-            cells.append(Text("" if value is None else str(value)))
-        table.add_row(*cells)
-    console = Console()
-    width = console.width if console.is_terminal else 160
-    Console(width=width).print(table)
+    shown: dict[str, Callable[[Any], str]] = {
+        "accuracy": lambda share: f"{100 * share:.2f} %",
+        "best": lambda share: f"{100 * share:.2f} %",
+        "time": duration,
+        "started": lambda moment: str(moment[:16].replace("T", " ")),
+    }
+    numbers = [COLUMNS.index(name) for name in ("epochs", "accuracy", "best", "time")]
+    cells = [["" if row[n] is None else shown.get(n, str)(row[n]) for n in COLUMNS] for row in rows]
+    print_table(COLUMNS, cells, numbers)

@@ -1,4 +1,4 @@
-"""`mpd-agl sweep sweep.toml`: search over fields of a configuration with Optuna; the same command continues a sweep that was stopped."""
+"""`mpd-agl sweep sweep.toml`: search over fields of a configuration; the same command continues a stopped sweep."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
     if a.json:
         print(json.dumps(results))
         return 0
-    print_table(results, sweep)
+    print_trials(results, sweep)
     if results["best"] is None:
         print(f"no trial went to its end. The reasons are in {folder / 'results.json'}.")
         return 2
@@ -157,31 +157,20 @@ def point(params: dict[str, Any]) -> str:
     )
 
 
-def print_table(results: dict[str, Any], sweep: "Sweep") -> None:
+def print_trials(results: dict[str, Any], sweep: "Sweep") -> None:
     """The trials, best first, then those that did not go to their end."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    sign = -1 if sweep.maximize else 1
-    order = sorted(
-        results["trials"],
-        key=lambda r: (
-            r["state"] != "complete",
-            sign * r["value"] if r["value"] is not None else float("inf"),
-            r["trial"],
-        ),
-    )
-    table = Table(box=None, pad_edge=False)
-    for name in ("trial", "state", sweep.score, "epochs", *sweep.space):
-        table.add_column(name, justify="left" if name == "state" else "right")
-    for row in order:
+    def order(row: dict[str, Any]) -> tuple[bool, float, int]:
+        value = float("inf") if row["value"] is None else (-1 if sweep.maximize else 1) * row["value"]
+        return row["state"] != "complete", value, row["trial"]
+
+    rows = []
+    for row in sorted(results["trials"], key=order):
         value = "" if row["value"] is None else f"{row['value']:.4f}"
         params = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["params"].values()]
-        cells = (str(row["trial"]), row["state"], value, str(row["epochs"]), *params)
-        table.add_row(*map(Text, cells))
-    console = Console()
-    Console(width=console.width if console.is_terminal else 160).print(table)
+        rows.append([str(row["trial"]), row["state"], value, str(row["epochs"]), *params])
+    head = ("trial", "state", sweep.score, "epochs", *sweep.space)
+    print_table(head, rows, (i for i in range(len(head)) if i != 1))
 
 
 def _dry_run(sweep: "Sweep", *, as_json: bool) -> int:
@@ -198,10 +187,11 @@ def _dry_run(sweep: "Sweep", *, as_json: bool) -> int:
     rows = {
         **{name: str(entry) for name, entry in sweep.space.items()},
         "trials": f"{sweep.trials}, sampler {s.sampler}, seed {s.seed}, pruner {s.pruner}",
-        "objective": f"{sweep.score} of the last epoch, {'highest' if sweep.maximize else 'lowest'}, on {scored} of {d.name}",
-        "a run": f"{duration(estimate.run_s)} for {sweep.base.train.epochs} epochs, from {estimate.steps_measured} steps on "
-        f"{estimate.data}, with the values around which is searched",
-        "the sweep": f"at most {duration(most_s)} one after the other; what is pruned is saved",
+        "objective": f"{sweep.score} of the last epoch, {'highest' if sweep.maximize else 'lowest'}, "
+        f"on {scored} of {d.name}",
+        "a run": f"{duration(estimate.run_s)} for {sweep.base.train.epochs} epochs, from {estimate.steps_measured} "
+        f"steps on {estimate.data}, with the values of the recipe",
+        "the sweep": f"at most {duration(most_s)} one after the other; pruning makes it less",
     }
     width = max(map(len, rows)) + 2
     print("\n".join(f"{name:{width}}{text}" for name, text in rows.items()))

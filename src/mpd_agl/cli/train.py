@@ -1,18 +1,21 @@
-"""`mpd-agl train`: a run from a preset, a file and the command line; `--resume` continues one, `--dry-run` measures one."""
+"""`mpd-agl train`: a run from preset, file and command line; `--resume` continues one, `--dry-run` measures one."""
 
 import json
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.presets import read_preset
-from mpd_agl.runs.resolve import flatten, merge, nest, read_toml, resolve
+from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
 from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run
+
+if TYPE_CHECKING:
+    from mpd_agl.records import RunRecord
+    from mpd_agl.train.observe import Display
 
 EXIT_BAD = 2
 
@@ -44,14 +47,12 @@ def run(argv: list[str]) -> int:
             return EXIT_BAD
         raise
     if "dry-run" in options.flags and task.config is not None:
-        from mpd_agl.cli.dryrun import show
-
-        return show(task.config, as_json="json" in options.flags)
+        return _dry_run(task.config, as_json="json" in options.flags)
     return _train(task)
 
 
 def prepare(options: Options, *, free: bool) -> Task:
-    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal takes no second."""
+    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal comes at once."""
     if "resume" in options.values:
         return _prepare_resume(options, free)
     table, mistakes = gather(options)
@@ -103,9 +104,7 @@ def _prepare_resume(options: Options, free: bool) -> Task:
         f"--{name} does not go with --resume, which continues a run as it is." for name in surplus
     ]
     if mistakes:
-        raise InputError(
-            mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:\n  " + "\n  ".join(mistakes)
-        )
+        raise as_error(mistakes, "the command line")
     path = Path(options.values["resume"]).expanduser()
     check_run(path)
     if free:
@@ -118,54 +117,88 @@ def _prepare_resume(options: Options, free: bool) -> Task:
 
 def _train(task: Task) -> int:
     """Start or resume, on this process or as one of several, and tell how it ended."""
-    from mpd_agl.runs.resuming import began_in_this_launch
-    from mpd_agl.runs.training import resume, start
-    from mpd_agl.train.console import Mute, build_display, duration
-    from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
+    from mpd_agl.train.console import Mute, build_display
+    from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
-    options, path, config = task.options, task.path, task.config
-    quiet, as_json = "quiet" in options.flags, "json" in options.flags
-    display = build_display("json" if as_json else "quiet" if quiet else "auto") if rank() == 0 else Mute()
+    flags, path = task.options.flags, task.path
+    as_json = "json" in flags
+    display = build_display("json" if as_json else "quiet" if "quiet" in flags else "auto") if rank() == 0 else Mute()
     try:
-        with connect() as ranks:
-            if config is None:
-                record = resume(path, task.changes, display, ranks=ranks)
-            elif began_in_this_launch(path, ranks):
-                if "overwrite" in options.flags:
-                    display.note("--overwrite is left aside: the run there is this launch's own, and is continued.")
-                record = resume(path, config.model_dump(mode="json"), display, ranks=ranks, restarted=True)
-            else:
-                record = start(config, path, display, overwrite="overwrite" in options.flags, ranks=ranks)
+        record = _start_or_resume(task, display)
     except PeerLost as lost:
-        if rank() == 0:
-            print(
-                f"mpd-agl: another process of this run is gone ({lost}); the last checkpoint stands.", file=sys.stderr
-            )
+        _say(f"mpd-agl: another process of this run is gone ({lost}); the last checkpoint stands.", sys.stderr)
         return EXIT_ALONE
     except EndedTogether:
         return EXIT_BAD
     except InputError as error:
         raise InputError(f"rank {rank()}: {error}" if rank() else str(error)) from error
     except Stopped as stop:
-        if rank():
-            return EXIT_SAVED
-        if as_json:
-            print(json.dumps({"event": "stopped", "by": stop.by, "step": stop.step}))
-        else:
-            print(f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}")
+        line = json.dumps({"log": "stopped", "by": stop.by, "step": stop.step})
+        words = f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}"
+        _say(line if as_json else words)
         return EXIT_SAVED
-    if rank():
-        return 0
-    if as_json:
-        print(json.dumps({"event": "record", **record.to_dict()}))
-        return 0
+    _say(json.dumps({"log": "record", **record.to_dict()}) if as_json else _result(record, path))
+    return 0
+
+
+def _start_or_resume(task: Task, display: "Display") -> "RunRecord":
+    from mpd_agl.runs.resuming import began_in_this_launch
+    from mpd_agl.runs.training import resume, start
+    from mpd_agl.train.distributed import connect
+
+    path, config, overwrite = task.path, task.config, "overwrite" in task.options.flags
+    with connect() as ranks:
+        if config is None:
+            return resume(path, task.changes, display, ranks=ranks)
+        if began_in_this_launch(path, ranks):
+            if overwrite:
+                display.note("--overwrite is ignored: this launch began the run there, and continues it.")
+            return resume(path, config.model_dump(mode="json"), display, ranks=ranks, restarted=True)
+        return start(config, path, display, overwrite=overwrite, ranks=ranks)
+
+
+def _say(text: str, where: Any = None) -> None:
+    """Print, if this is the process that speaks for its run."""
+    if rank() == 0:
+        print(text, file=where)
+
+
+def _result(record: "RunRecord", path: Path) -> str:
+    from mpd_agl.train.console import duration
+
     final, best = record.final or {}, record.best_on_test or {}
     held_out = record.config["data"].get("holdout")
     scored, where = ("validation", "held-out samples") if held_out else ("test", "test set")
-    print(
+    return (
         f"{scored} accuracy {100 * final['test_accuracy']:.2f} % at the last epoch, {final['epoch']} "
         f"(best on the {where}: {100 * best['test_accuracy']:.2f} %, epoch {best['epoch']}); "
         f"{duration(record.clock['elapsed_s'])}; {path}"
     )
+
+
+def _dry_run(config: RunConfig, *, as_json: bool) -> int:
+    """Print the configuration, and what it would cost."""
+    from mpd_agl.runs.dry_run import measure
+    from mpd_agl.train.console import duration
+
+    if not as_json:
+        print(to_toml(config))
+    e = measure(config)
+    if as_json:
+        print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))
+        return 0
+    T, N, loop_s = config.model.num_steps, config.train.batch_size, e.loop_step_s + e.monitor_s
+    rows = {
+        "parameters": f"{e.parameters:,}",
+        "operations": f"{e.macs_per_step / 1e6:,.2f} M multiply-accumulates per input and timestep, times T={T}",
+        "backend": e.backend,
+        "measured on": f"{e.data}, {e.steps_measured} steps of {N}",
+        "model's step": f"{1e3 * e.step_s:.1f} ms ({1e3 * e.step_s / N:.2f} ms per image)",
+        "loop's step": f"{1e3 * loop_s:.1f} ms with data and monitor: overhead {100 * e.overhead:.1f} %",
+        "epoch": f"{duration(e.epoch_s)}, of it testing {duration(e.test_s)}",
+        "run": f"{duration(e.run_s)} for {config.train.epochs} epochs",
+        "peak memory": "not known here" if e.peak_mb is None else f"{e.peak_mb:,.0f} MB",
+    }
+    print("\n".join(f"{name:14}{text}" for name, text in rows.items()))
     return 0

@@ -7,12 +7,11 @@ from typing import Any, get_args
 
 from mpd_agl.cli.options import FLAGS, VALUES
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.presets import list_presets
-from mpd_agl.runs.resolve import fields_of, flatten, toml_value
+from mpd_agl.runs.resolve import fields_of, flatten, list_presets, toml_value
 
 EXIT_CODES = (
-    "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with --resume; "
-    "76 another process of the run is gone, see mpd-agl launch; 130 ended at once by a second Ctrl-C."
+    "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "
+    "--resume; 76 another process of the run is gone, see mpd-agl launch; 130 ended at once by a second Ctrl-C."
 )
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple[str, ...]: "TEXT ..."}
 

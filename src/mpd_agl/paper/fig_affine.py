@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpd_agl.paper.study import Group, Setting, Study, per_method
+from mpd_agl.paper.study import Group, Study, Variant, per_method
 from mpd_agl.report.layers import affine
 from mpd_agl.report.section import PageSection
 
 PANELS = ("gamma", "beta", "gamma-channels", "beta-channels")
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """CNN-8, which the paper does not specify (ours), in the place of ResNet-19."""
     return per_method("cifar10-resnet19-t2", methods, model__name="cnn8")
 
@@ -27,7 +27,7 @@ STUDY = Study(
     name="fig-affine",
     title="Figure 2: gamma and beta of tdBN over training, CNN-8",
     paper="gamma and beta leave their start, and channels grow apart, as training goes on.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=("stbp-tdbn",),
     cpu={"model.width_mult": 0.25, "train.epochs": 16},

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mpd_agl.paper.grouped_bars import colour, style_of
-from mpd_agl.paper.study import COMPARED, Group, Setting, Study, find, label, per_method
+from mpd_agl.paper.study import COMPARED, Group, Study, Variant, find, label, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.layers import series, times
@@ -18,7 +18,7 @@ LAYER = 7
 """The paper's layer, counted along the main path from the stem."""
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
     return per_method("cifar10-resnet19-t2", methods)
 
@@ -150,8 +150,9 @@ def _sentence(groups: Sequence[Group], layers: Sequence[str]) -> str:
 STUDY = Study(
     name="fig-availability",
     title="Figure 5: gradient-available neurons, ResNet-19, CIFAR-10, T=2",
-    paper="MPD-AGL keeps more neurons in the gradient-available interval in every layer; its widths gather around 1.26, LSG's around 1.12.",
-    settings=settings,
+    paper="MPD-AGL keeps more neurons in the gradient-available interval in every layer; "
+    "its widths gather around 1.26, LSG's around 1.12.",
+    variants=variants,
     show=show,
     methods=COMPARED,
 )

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.grouped_bars import colour, style_of
-from mpd_agl.paper.study import COMPARED, Group, Setting, Study, label, per_method
+from mpd_agl.paper.study import COMPARED, Group, Study, Variant, label, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.section import PageSection, Table, mean
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
     return per_method("cifar10-resnet19-t2", methods)
 
@@ -56,7 +56,7 @@ STUDY = Study(
     name="fig-firing-rate",
     title="Figure 4: firing rate of each layer, ResNet-19, CIFAR-10, T=2",
     paper="No layer fires above 34 %, the mean is 14 %.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
 )

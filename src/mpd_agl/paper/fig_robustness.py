@@ -4,18 +4,17 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import ROBUSTNESS
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import COMPARED, Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 THRESHOLDS, DECAYS = (0.5, 0.75, 1.0), (0.2, 0.5)
 NETWORKS = {"resnet19": "ResNet-19", "resnet18": "ResNet-18", "vgg11": "VGG-11", "vgg16": "VGG-16"}
 RECIPE = "cifar100-resnet19-t2"
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
-    """A grid on ResNet-19, then the other networks at v_th 0.5, tau 0.2; the paper does not name its grid and networks (ours)."""
-    out: list[Setting] = []
+def variants(methods: Sequence[str]) -> list[Variant]:
+    """A grid on ResNet-19, then the other networks at v_th 0.5, tau 0.2. The paper names neither; both are ours."""
+    out: list[Variant] = []
     for v_th in THRESHOLDS:
         for tau in DECAYS:
             at = {"place": f"v_th {v_th:g}, tau {tau:g}", "v_th": f"{v_th:g}", "tau": f"{tau:g}"}
@@ -29,17 +28,14 @@ def settings(methods: Sequence[str]) -> list[Setting]:
 def show(groups: Sequence[Group]) -> PageSection:
     """Bars over the grid, bars over the networks, and a table."""
     methods = methods_of(groups)
-    places = list(dict.fromkeys(g.setting.at["place"] for g in groups))
+    places = list(dict.fromkeys(g.variant.at["place"] for g in groups))
     rows = []
     for place in places:
-        top = find(groups, REFERENCE, place=place)
         for method in methods:
             own = find(groups, method, place=place)
             assert own is not None
-            gap = "" if top is None or method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
-            quoted = ROBUSTNESS.get((method, own.setting.at.get("v_th", ""), own.setting.at.get("tau", "")))
-            scores = points(list(own.accuracy.values())), points(list(own.best.values()))
-            rows.append([place, label(method), *scores, gap, f"{quoted:.2f}" if quoted else ""])
+            quoted = ROBUSTNESS.get((method, own.variant.at.get("v_th", ""), own.variant.at.get("tau", "")))
+            rows.append([place, label(method), *cells(groups, own, quoted, place=place)])
     grid = [p for p in places if p.startswith("v_th")]
     base = grid[0]
     networks = [base, *(p for p in places if p not in grid)]
@@ -51,11 +47,11 @@ def show(groups: Sequence[Group]) -> PageSection:
         grouped_bars("fig-robustness-neuron", "Thresholds and decays, ResNet-19", grid, values(grid)),
         grouped_bars("fig-robustness-network", "Networks", ["ResNet-19", *networks[1:]], values(networks)),
     ]
-    moved = {m: _range([g for g in groups if g.method == m and "v_th" in g.setting.at]) for m in methods}
+    moved = {m: _range([g for g in groups if g.method == m and "v_th" in g.variant.at]) for m in methods}
     least, most = min(moved, key=lambda m: moved[m]), max(moved, key=lambda m: moved[m])
     sentence = (
-        f"Over the grid the accuracy of {label(least)} moves least, by {100 * moved[least]:.2f} points, that of {label(most)} most, "
-        f"by {100 * moved[most]:.2f}."
+        f"Over the grid the accuracy of {label(least)} moves least, by {100 * moved[least]:.2f} points, "
+        f"that of {label(most)} most, by {100 * moved[most]:.2f}."
     )
     head = ("place", "method", "accuracy, last epoch", "best on test", "MPD-AGL minus this", "paper (quoted)")
     notes = ["The paper's text gives two of its values; the rest of its figure has no printed numbers."]
@@ -71,8 +67,9 @@ STUDY = Study(
     name="fig-robustness",
     title="Figure 7: robustness to threshold, decay and network, CIFAR-100, T=2",
     paper="From v_th 0.5 to 1.0 LSG loses 0.96 points and STBP-tdBN 2.71; MPD-AGL holds.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
     cpu={"train.epochs": 2},
+    smoke={"data.name": "mnist5k-dvs", "data.frame_size": 32},  # one set for all networks: VGGs need 32 x 32 pixels
 )

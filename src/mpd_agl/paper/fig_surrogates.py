@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from mpd_agl.paper.grouped_bars import grouped_bars
 from mpd_agl.paper.quoted import SURROGATES
-from mpd_agl.paper.study import REFERENCE, SHAPED, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import SHAPED, Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 SHAPES = ("rectangular", "triangular", "sigmoid", "arctan")
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-100, T=2; shapes are scaled to unit area and peak 1/kappa at equal kappa (our choice)."""
     return [
         s
@@ -24,14 +23,10 @@ def show(groups: Sequence[Group]) -> PageSection:
     """Bars, and the same as a table."""
     methods, rows = methods_of(groups), []
     for shape in SHAPES:
-        top = find(groups, REFERENCE, shape=shape)
         for method in methods:
             own = find(groups, method, shape=shape)
             assert own is not None
-            gap = "" if top is None or method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
-            quoted = SURROGATES.get((shape, method))
-            scores = points(list(own.accuracy.values())), points(list(own.best.values()))
-            rows.append([shape, label(method), *scores, gap, f"{quoted:.2f}" if quoted else ""])
+            rows.append([shape, label(method), *cells(groups, own, SURROGATES.get((shape, method)), shape=shape)])
     values = {m: [[*g.accuracy.values()] for s in SHAPES if (g := find(groups, m, shape=s))] for m in methods}
     panel = grouped_bars("fig-surrogates", "Test accuracy, last epoch", SHAPES, values)
     head = ("shape", "method", "accuracy, last epoch", "best on test", "MPD-AGL minus this", "paper (quoted)")
@@ -46,7 +41,7 @@ STUDY = Study(
     name="fig-surrogates",
     title="Figure 3: other surrogate functions, CIFAR-100, T=2",
     paper="MPD-AGL is ahead of STBP-tdBN and LSG with each of four shapes.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=SHAPED,
     cpu={"train.epochs": 6},

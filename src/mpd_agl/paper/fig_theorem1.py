@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpd_agl.paper.study import Group, Setting, Study, label, per_method
+from mpd_agl.paper.study import Group, Study, Variant, label, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import series, times
@@ -13,7 +13,7 @@ from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection, Table, mean
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """VGGSNN at T=10."""
     return per_method("cifar10dvs-vggsnn", methods)
 
@@ -68,7 +68,8 @@ def show(groups: Sequence[Group]) -> PageSection:
             worst = max(worst, (abs(low), name, label(g.method)))
     shortfall = mean([float(r[7]) for r in rows])
     sentence = (
-        f"The mean is the theorem's to within {max(float(r[4]) for r in rows):.0e} all along, as tdBN makes it so; at the last snapshot "
+        f"The mean is the theorem's to within {max(float(r[4]) for r in rows):.0e} all along, as tdBN makes it so; "
+        "at the last snapshot "
         f"Theorem 1's variance differs from the measured one by {shortfall:+.1f} % on average over layers and by "
         f"{100 * worst[0]:.1f} % in {worst[1]}."
     )
@@ -84,7 +85,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         "exact mixture's gap, %",
     )
     notes = [
-        "Measured on training batches, over all timesteps. The exact mixture adds the spread of gamma and of beta between channels."
+        "Measured on training batches, over all timesteps. "
+        "The exact mixture adds the spread of gamma and of beta between channels."
     ]
     return PageSection("fig-theorem1", STUDY.title, sentence, panels, Table(head, rows, tuple(range(2, 9))), notes)
 
@@ -104,7 +106,7 @@ STUDY = Study(
     name="fig-theorem1",
     title="Figure 6: Theorem 1 on event data, VGGSNN, T=10",
     paper="True mean and variance of the pre-synaptic input are close to the estimates during training (CIFAR10-DVS).",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=("mpd-agl",),
     cpu={"train.epochs": 20, "monitor.every": 5},

@@ -1,4 +1,4 @@
-"""A folder of runs that experiments share: a run is known by its configuration, trained once, and continued where it was stopped."""
+"""A folder of runs that experiments share: each configuration is trained once, and continues if it was stopped."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from mpd_agl.train.runfolder import MARK
 
 
 def run_name(config: RunConfig) -> str:
-    """Readable, and one name per configuration: fields at their defaults do not count, so that new fields do not rename old runs.
+    """One readable name per configuration. Fields at their defaults do not count: new fields rename no old runs.
 
     >>> run_name(RunConfig(seed=1)), run_name(RunConfig(seed=1)) == run_name(RunConfig(seed=2))
     ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
@@ -69,7 +69,10 @@ class Pool:
     def train_all(
         self, configs: Sequence[RunConfig], display: Callable[[], Display], say: Callable[[str], None]
     ) -> int:
-        """Train what is not finished, each once; a run that fails does not stop the others, but the whole is then refused."""
+        """Train what is not finished, each once.
+
+        A run that fails does not stop the others, but then nothing is shown.
+        """
         wanted = {run_name(c): c for c in configs}
         missing = [c for c in wanted.values() if not self.finished(c)]
         failed: list[str] = []

@@ -1,4 +1,7 @@
-"""The paper's numbers, quoted: they stand beside ours and are never mixed with them. Accuracies are the best epoch on the test set."""
+"""The paper's numbers, quoted: they stand beside ours and are never mixed with them.
+
+Accuracies are the best epoch on the test set.
+"""
 
 from dataclasses import dataclass
 

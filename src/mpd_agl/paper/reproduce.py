@@ -1,4 +1,4 @@
-"""Run an experiment: its settings at a scale, each trained once, then the result drawn from the records and written to files."""
+"""Run an experiment: train its variants at a scale, each once, then draw the result from the records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.axes
+import torch
 
 from mpd_agl import records
+from mpd_agl.data.registry import get
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.paper.pool import Pool, run_name
 from mpd_agl.paper.scales import config_at, departures
-from mpd_agl.paper.study import Group, Setting, Study
+from mpd_agl.paper.study import Group, Study, Variant
 from mpd_agl.report import draw
 from mpd_agl.report.runs import check_comparable, read_run
 from mpd_agl.report.section import PageSection, markdown
+from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.dry_run import random_set
 from mpd_agl.train.observe import Display
+from mpd_agl.train.step import check_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +46,65 @@ class Request:
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise InputError(f"--methods names each method once, got {' '.join(self.methods) or 'none'}.")
 
-    def settings(self) -> list[Setting]:
-        """The experiment's settings for these methods."""
-        return self.study.settings(self.methods)
+    def variants(self) -> list[Variant]:
+        """The experiment's variants for these methods."""
+        return self.study.variants(self.methods)
 
-    def config(self, setting: Setting, seed: int) -> RunConfig:
-        """A setting's run."""
-        return config_at(setting, self.study, self.scale, seed, self.changes)
+    def config(self, variant: Variant, seed: int) -> RunConfig:
+        """A variant's run."""
+        return config_at(variant, self.study, self.scale, seed, self.changes)
 
     def configs(self) -> list[RunConfig]:
         """All runs; all methods of a seed before the next seed, so that methods alternate."""
-        return [self.config(setting, seed) for seed in range(self.seeds) for setting in self.settings()]
+        return [self.config(variant, seed) for seed in range(self.seeds) for variant in self.variants()]
+
+
+SAME_SAMPLES = ("name", "test_samples", "holdout", "split_rule", "split_seed", "allow_partial")
+"""Fields of the data that runs of one comparison share."""
+
+
+def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
+    """Refuse now what would else be refused after hours: runs that nothing may compare, parts that do not fit.
+
+    Of each network and data set that unfinished runs need, one is built and read.
+    """
+    wanted: dict[str, RunConfig] = {}
+    for request in requests:
+        by_recipe: dict[str, set[tuple[Any, ...]]] = {}
+        for variant in request.variants():
+            config = request.config(variant, 0)
+            by_recipe.setdefault(variant.preset, set()).add(tuple(getattr(config.data, f) for f in SAME_SAMPLES))
+        for recipe, scored in by_recipe.items():
+            if len(scored) > 1:
+                sets = " and ".join(sorted({str(s[0]) for s in scored}))
+                raise InputError(
+                    f"{request.study.name} compares runs of {recipe} that would be scored on different samples "
+                    f"({sets}). Choose one data set for all with --data.name."
+                )
+        wanted |= {run_name(c): c for c in request.configs() if not pool.finished(c)}
+    built, read = set(), set()
+    for name, config in wanted.items():
+        network = (config.method, config.model, config.data.name, config.data.frame_size, config.train.device)
+        data = (config.data, config.model.num_steps if get(config.data.name).kind == "events" else 0)
+        try:
+            if network not in built:
+                built.add(network)
+                _build(config)
+            if data not in read:
+                read.add(data)
+                train, _ = (build.build_data(config, split) for split in ("train", build.scored_split(config)))
+                build.check_batch_size(config, len(train))
+        except InputError as error:
+            raise InputError(f"{name} cannot start: {error}") from None
+
+
+def _build(config: RunConfig) -> None:
+    """Whether a run's parts can be made, without the memory of its weights."""
+    device = build.choose_device(config.train.device)
+    build.backend_that_runs(config, device)
+    check_precision(config.train.precision, device)
+    with torch.device("meta"):
+        build.network_for(config, random_set(config, "train", 1))
 
 
 def train(request: Request, pool: Pool, display: Callable[[], Display], say: Callable[[str], None]) -> tuple[int, int]:
@@ -61,21 +114,21 @@ def train(request: Request, pool: Pool, display: Callable[[], Display], say: Cal
 
 
 def gather(request: Request, pool: Pool) -> list[Group]:
-    """Every setting's runs; refuses to go on with less than all of them."""
-    configs = {(i, s): request.config(g, s) for i, g in enumerate(request.settings()) for s in range(request.seeds)}
+    """Every variant's runs; refuses to go on with less than all of them."""
+    configs = {(i, s): request.config(g, s) for i, g in enumerate(request.variants()) for s in range(request.seeds)}
     lost = [run_name(c) for c in configs.values() if not pool.finished(c)]
     if lost:
         raise InputError(
-            f"{len(set(lost))} of {len({run_name(c) for c in configs.values()})} runs of {request.study.name} are not finished "
-            f"(first {lost[0]}). Train them by the same command without --draw."
+            f"{len(set(lost))} of {len({run_name(c) for c in configs.values()})} runs of {request.study.name} "
+            f"are not finished (first {lost[0]}). Train them by the same command without --draw."
         )
     groups = [
-        Group(setting=g, runs={s: read_run(pool.path(configs[i, s])) for s in range(request.seeds)})
-        for i, g in enumerate(request.settings())
+        Group(variant=g, runs={s: read_run(pool.path(configs[i, s])) for s in range(request.seeds)})
+        for i, g in enumerate(request.variants())
     ]
     by_place: dict[str, list[Group]] = {}
     for group in groups:
-        by_place.setdefault(group.setting.preset, []).append(group)
+        by_place.setdefault(group.variant.preset, []).append(group)
     for same in by_place.values():
         check_comparable([run for path, run in {r.path: r for g in same for r in g.runs.values()}.items()])
     return groups
@@ -87,7 +140,7 @@ def show(request: Request, groups: Sequence[Group]) -> PageSection:
     notes = [
         f"The paper: {request.study.paper}",
         *found.notes,
-        *departures(request.settings(), request.study, request.scale, request.changes),
+        *departures(request.variants(), request.study, request.scale, request.changes),
         *samples(groups),
         f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
         "Where the implementation differs from the paper: docs/deviations.md.",
@@ -131,7 +184,7 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
     cells = [
         {
             "method": group.method,
-            "at": dict(group.setting.at),
+            "at": dict(group.variant.at),
             "seed": seed,
             "run": run.name,
             "final": run.record.final,

@@ -1,13 +1,12 @@
-"""Three scales of every experiment: the paper's, one for two CPU cores, and one of seconds for tests. What a scale changes is told."""
+"""Three scales of every experiment (the paper's, two CPU cores, seconds for tests), and what each changes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.paper.study import Setting, Study
+from mpd_agl.paper.study import Study, Variant
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.presets import read_preset
-from mpd_agl.runs.resolve import flatten, merge, nest, resolve
+from mpd_agl.runs.resolve import flatten, merge, nest, read_preset, resolve
 
 SCALES = {
     "paper": "the paper's settings; needs a GPU",
@@ -34,12 +33,12 @@ _SMOKE_ALL: Flat = {
 }
 
 _LARGE = ("vgg11", "vgg13", "vgg16")
-"""Networks that need 32 x 32 pixels: the digits have 28, their event frames any size."""
+"""Networks that need 32 x 32 pixels. The digits have 28; their event frames can have any size."""
 
 
-def table_at(setting: Setting, study: Study, scale: str) -> Flat:
-    """A setting's values at a scale, by dotted name, without method and seed."""
-    recipe = flatten(merge(read_preset(setting.preset), nest(setting.changes)))
+def table_at(variant: Variant, study: Study, scale: str) -> Flat:
+    """A variant's values at a scale, by dotted name, without method and seed."""
+    recipe = flatten(merge(read_preset(variant.preset), nest(variant.changes)))
     events = recipe["data.name"] == "cifar10dvs"
     if scale == "cpu":
         recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
@@ -47,22 +46,23 @@ def table_at(setting: Setting, study: Study, scale: str) -> Flat:
         recipe |= {**_SMOKE_ALL, "data.name": "mnist5k"}
         if events or recipe["model.name"] in _LARGE:
             recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 32 if recipe["model.name"] in _LARGE else 16}
-        recipe["model.num_steps"] = min(recipe["model.num_steps"], 6)
+        recipe |= {"model.num_steps": min(recipe["model.num_steps"], 6), **study.smoke}
     elif scale != "paper":
         raise unknown_name("scale", scale, SCALES)
     return recipe
 
 
-def config_at(setting: Setting, study: Study, scale: str, seed: int, changes: Mapping[str, Any]) -> RunConfig:
-    """A setting's run at a scale; `changes` are the user's, by dotted name."""
+def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Mapping[str, Any]) -> RunConfig:
+    """A variant's run at a scale; `changes` are the user's, by dotted name."""
     for name in ("method", "seed"):
         if name in changes:
             raise InputError(f"--{name} does not go with reproduce, which trains several. Use --{name}s.")
-    table = table_at(setting, study, scale) | dict(changes) | {"method": setting.method, "seed": seed}
+    table = table_at(variant, study, scale) | dict(changes) | {"method": variant.method, "seed": seed}
     return resolve(nest(table), given=changes)
 
 
-OF_NO_ACCOUNT = (*FREE_ON_RESUME, "seed", "monitor.every", "train.threads", "train.device")
+NO_DEPARTURE = (*FREE_ON_RESUME, "seed", "monitor.every", "train.threads", "train.device")
+"""Fields whose change is no departure from the paper."""
 _NAMES = {
     "model.width_mult": "width_mult",
     "model.num_steps": "T",
@@ -77,18 +77,18 @@ _NAMES = {
 }
 
 
-def departures(settings: Iterable[Setting], study: Study, scale: str, changes: Mapping[str, Any]) -> list[str]:
+def departures(variants: Iterable[Variant], study: Study, scale: str, changes: Mapping[str, Any]) -> list[str]:
     """Where the runs depart from the paper's recipes, per recipe; empty at the paper's scale."""
     by_recipe: dict[str, dict[str, None]] = {}
-    for setting in settings:
-        ours = flatten(config_at(setting, study, scale, 0, changes).model_dump())
-        paper = flatten(config_at(setting, study, "paper", 0, {}).model_dump())
+    for variant in variants:
+        ours = flatten(config_at(variant, study, scale, 0, changes).model_dump())
+        paper = flatten(config_at(variant, study, "paper", 0, {}).model_dump())
         words = [
             f"{_NAMES.get(f, f)} {_words(f, ours[f])} instead of {_words(f, paper[f])}"
             for f in ours
-            if ours[f] != paper[f] and f not in OF_NO_ACCOUNT
+            if ours[f] != paper[f] and f not in NO_DEPARTURE
         ]
-        by_recipe.setdefault(setting.preset, {}).update(dict.fromkeys(words))
+        by_recipe.setdefault(variant.preset, {}).update(dict.fromkeys(words))
     if not by_recipe:
         return []
     common = [w for w in next(iter(by_recipe.values())) if all(w in words for words in by_recipe.values())]

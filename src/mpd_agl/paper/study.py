@@ -1,4 +1,4 @@
-"""An experiment of the paper as data: which settings it trains, and what it shows of their records."""
+"""An experiment of the paper as data: which variants it trains, and what it shows of their records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any
 
 from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection
+from mpd_agl.report.seeds import difference, paired, points
 
 LABELS = {
     "stbp-tdbn": "STBP-tdBN",
@@ -34,8 +35,8 @@ def label(method: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is trained for one place of a table or figure, once per seed."""
+class Variant:
+    """A recipe of the paper as one place of a table or figure changes it: trained once per seed."""
 
     preset: str
     """The paper's recipe."""
@@ -48,15 +49,15 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A setting with its finished runs by seed."""
+    """A variant with its finished runs by seed."""
 
-    setting: Setting
+    variant: Variant
     runs: Mapping[int, Run]
 
     @property
     def method(self) -> str:
-        """The setting's method."""
-        return self.setting.method
+        """The variant's method."""
+        return self.variant.method
 
     @property
     def first(self) -> Run:
@@ -66,7 +67,7 @@ class Group:
     @property
     def data(self) -> str:
         """The data set's place in the paper, and the set that was really used where it is another."""
-        place, used = self.setting.at.get("data", ""), str(self.first.record.data["name"])
+        place, used = self.variant.at.get("data", ""), str(self.first.record.data["name"])
         return place if place.lower().replace("-", "") == used else f"{place} ({used})".strip()
 
     @property
@@ -88,29 +89,31 @@ class Study:
     title: str
     paper: str
     """What the paper shows there, in a sentence."""
-    settings: Callable[[Sequence[str]], list[Setting]]
-    """The settings for these methods."""
+    variants: Callable[[Sequence[str]], list[Variant]]
+    """The variants for these methods."""
     show: Callable[[Sequence[Group]], PageSection]
     """The result, from records alone."""
     methods: tuple[str, ...] = COMPARED
     cpu: Mapping[str, Any] = field(default_factory=dict)
-    """What `--scale cpu` changes beyond the changes for every experiment."""
+    """What `--scale cpu` changes beyond its changes for every experiment."""
+    smoke: Mapping[str, Any] = field(default_factory=dict)
+    """What `--scale smoke` changes beyond its changes for every experiment."""
     seeds: int = 1
     """Seeds where none are asked for."""
 
 
 def per_method(
     preset: str, methods: Sequence[str], at: Mapping[str, str] | None = None, **changes: Any
-) -> list[Setting]:
-    """The same setting for each method; `model__width_mult=1` changes model.width_mult."""
+) -> list[Variant]:
+    """The same variant for each method; `model__width_mult=1` changes model.width_mult."""
     table = {name.replace("__", "."): value for name, value in changes.items()}
-    return [Setting(preset=preset, method=m, changes=table, at=at or {}) for m in methods]
+    return [Variant(preset=preset, method=m, changes=table, at=at or {}) for m in methods]
 
 
 def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
     """The group of a method at a place."""
     for group in groups:
-        if group.method == method and all(group.setting.at.get(k) == v for k, v in at.items()):
+        if group.method == method and all(group.variant.at.get(k) == v for k, v in at.items()):
             return group
     return None
 
@@ -118,3 +121,11 @@ def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
 def methods_of(groups: Sequence[Group]) -> list[str]:
     """The methods in their order."""
     return list(dict.fromkeys(g.method for g in groups))
+
+
+def cells(groups: Sequence[Group], own: Group, quoted: float | None, **at: str) -> list[str]:
+    """A group's cells: accuracy, best on test, MPD-AGL's accuracy at this place minus it, the paper's value."""
+    top = find(groups, REFERENCE, **at)
+    gap = "" if top is None or own.method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
+    scores = [points([*accuracy.values()]) for accuracy in (own.accuracy, own.best)]
+    return [*scores, gap, f"{quoted:.2f}" if quoted else ""]

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 PLACES = (
     ("CIFAR-10", "cifar10-resnet19", (6, 4, 2)),
@@ -14,9 +13,9 @@ PLACES = (
 NETWORKS = {"resnet19": "ResNet-19", "vggsnn": "VGGSNN", "vgg13": "VGG-13"}
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """MPD-AGL at every T of the paper, the others at the lowest, where the paper sees the largest difference."""
-    out: list[Setting] = []
+    out: list[Variant] = []
     for data, recipe, steps in PLACES:
         for T in steps:
             chosen = methods if T == 2 else [m for m in methods if m == REFERENCE]
@@ -30,16 +29,13 @@ def settings(methods: Sequence[str]) -> list[Setting]:
 def show(groups: Sequence[Group]) -> PageSection:
     """Ours first in each data set, then the quoted rows."""
     rows = []
-    for data in dict.fromkeys(g.setting.at["data"] for g in groups):
-        for g in (g for g in groups if g.setting.at["data"] == data):
-            T, star = g.first.num_steps, g.setting.at.get("star", "")
-            top = find(groups, REFERENCE, data=data, T=g.setting.at["T"])
-            gap = "" if top is None or g.method == REFERENCE else difference(paired(top.accuracy, g.accuracy))
-            published = _published(data, label(g.method), T, bool(star))
+    for data in dict.fromkeys(g.variant.at["data"] for g in groups):
+        for g in (g for g in groups if g.variant.at["data"] == data):
+            T, star = g.first.num_steps, g.variant.at.get("star", "")
             name = g.first.record.config["model"]["name"]
-            name = NETWORKS.get(name, name)
-            quoted = f"{published:.2f}" if published else ""
-            rows.append([g.data, label(g.method) + star, "here", name, str(T), *_scores(g), gap, quoted])
+            published = _published(data, label(g.method), T, bool(star))
+            found = cells(groups, g, published, data=data, T=g.variant.at["T"])
+            rows.append([g.data, label(g.method) + star, "here", NETWORKS.get(name, name), str(T), *found])
         for row in (r for r in TABLE1 if r.data == data):
             steps = " / ".join(map(str, row.accuracy))
             values = " / ".join(f"{v:.2f}" for v in row.accuracy.values())
@@ -49,15 +45,12 @@ def show(groups: Sequence[Group]) -> PageSection:
         f"Test accuracy in percent of {len(methods_of(groups))} methods on one pipeline, and what the paper quotes."
     )
     notes = [
-        "Quoted: from the paper's Table 1, the best epoch on the test set, other people's pipelines. * Adam and the TET loss.",
+        "Quoted: from the paper's Table 1, the best epoch on the test set, other people's pipelines. "
+        "* Adam and the TET loss.",
     ]
     return PageSection(
         "table1", STUDY.title, sentence, [], Table((*head, "paper (quoted)"), rows, (4, 5, 6, 7, 8)), notes
     )
-
-
-def _scores(group: Group) -> tuple[str, str]:
-    return points(list(group.accuracy.values())), points(list(group.best.values()))
 
 
 def _published(data: str, method: str, T: int, star: bool) -> float | None:
@@ -71,7 +64,7 @@ STUDY = Study(
     name="table1",
     title="Table 1: accuracy on four data sets",
     paper="MPD-AGL is ahead of every quoted method on all four data sets.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
     cpu={"train.epochs": 3},

@@ -7,12 +7,12 @@ from mpd_agl.analysis import Activity, EnergyReport, energy
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.paper.quoted import TABLE2, TABLE2_ANN
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Setting, Study, label, per_method
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, label, per_method
 from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection, Table
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """Every method at T=2, MPD-AGL also at 4 and 6."""
     out = per_method("cifar10-resnet19-t2", methods, {"T": "2"})
     for T in ("4", "6"):
@@ -65,8 +65,9 @@ def show(groups: Sequence[Group]) -> PageSection:
     head = ("method", "T", "#Add., M", "#Multi., M", "mJ", "mJ, stem once", "mJ, strict", "% of ANN", "input rate, %")
     quoted_head = ("paper #Add. (quoted)", "paper #Multi. (quoted)", "paper mJ (quoted)")
     notes = [
-        "Operations are the full-size network's; firing rates are those of the trained networks here, which are narrower except at the "
-        "paper's scale. mJ: the paper's count. Stem once: a static image meets the first layer once, not T times. "
+        "Operations are the full-size network's; firing rates are those of the trained networks here, "
+        "which are narrower except at the paper's scale. "
+        "mJ: the paper's count. Stem once: a static image meets the first layer once, not T times. "
         "Strict: a layer whose input is not 0/1 counts as multiply-accumulates.",
     ]
     sentence = f"One inference of the ANN costs {ann[1]:.2f} mJ; the spiking network's cost follows its firing rates."
@@ -82,7 +83,7 @@ STUDY = Study(
     name="table2",
     title="Table 2: energy of one inference, ResNet-19, CIFAR-10",
     paper="MPD-AGL needs 0.55 mJ at T=2, the ANN 10.51 mJ.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
 )

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE3
-from mpd_agl.paper.study import REFERENCE, Group, Setting, Study, find, label, methods_of, per_method
+from mpd_agl.paper.study import Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
-from mpd_agl.report.seeds import difference, paired, points
 
 DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
 METHODS = ("stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl")
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """Both data sets at T=2."""
     return [s for data, recipe in DATA.items() for s in per_method(recipe, methods, {"data": data})]
 
@@ -22,20 +21,13 @@ def show(groups: Sequence[Group]) -> PageSection:
     for method in methods_of(groups):
         row = [label(method)]
         for data in DATA:
-            own, top = find(groups, method, data=data), find(groups, REFERENCE, data=data)
+            own = find(groups, method, data=data)
             assert own is not None
-            quoted = TABLE3.get(method, {}).get(data)
-            gap = "" if top is None or method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
-            row += [
-                points(list(own.accuracy.values())),
-                points(list(own.best.values())),
-                gap,
-                f"{quoted:.2f}" if quoted else "",
-            ]
+            row += cells(groups, own, TABLE3.get(method, {}).get(data), data=data)
         rows.append(row)
     head = ["method"]
     for data in DATA:
-        used = next(g.data for g in groups if g.setting.at["data"] == data)
+        used = next(g.data for g in groups if g.variant.at["data"] == data)
         head += [used, f"{used}, best on test", "MPD-AGL minus this", f"paper, {data} (quoted)"]
     seeds = len(groups[0].runs)
     many = f"{seeds} seed{'s' * (seeds > 1)}"
@@ -52,7 +44,7 @@ STUDY = Study(
     name="table3",
     title="Table 3: ablation, CIFAR-10 and CIFAR-100",
     paper="Vanilla 92.38 %, trainable decay 93.15 %, LSG 94.41 %, AGR 95.93 %, MPD-AGL 96.18 % on CIFAR-10.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=(*METHODS, "deeptage"),
 )

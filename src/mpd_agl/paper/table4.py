@@ -4,14 +4,14 @@ import statistics
 from collections.abc import Sequence
 
 from mpd_agl.paper.quoted import TABLE4
-from mpd_agl.paper.study import COMPARED, Group, Setting, Study, find, label, per_method
+from mpd_agl.paper.study import COMPARED, Group, Study, Variant, find, label, per_method
 from mpd_agl.report.section import PageSection, Table
 
 WHOLE = {"train": 50_000, "test": 10_000}
 BASE = "stbp-tdbn"
 
 
-def settings(methods: Sequence[str]) -> list[Setting]:
+def variants(methods: Sequence[str]) -> list[Variant]:
     """Three epochs each: time does not need 150."""
     return per_method("cifar10-resnet19-t2", methods, train__epochs=3)
 
@@ -39,7 +39,8 @@ def show(groups: Sequence[Group]) -> PageSection:
     run = groups[0].first.record
     hardware = f"{run.hardware.get('cpu', run.hardware.get('device', ''))}, {run.hardware['threads']} threads"
     notes = [
-        f"Medians over epochs and seeds on {hardware}, backend {run.backend}; scaled to 50,000 training and 10,000 test images. "
+        f"Medians over epochs and seeds on {hardware}, backend {run.backend}; "
+        "scaled to 50,000 training and 10,000 test images. "
         "Methods alternate with every seed. The paper's seconds are of one RTX 3090: compare ratios."
     ]
     sentence = "Adjusting the width costs a few operations per layer and timestep in training and none at inference."
@@ -51,7 +52,7 @@ STUDY = Study(
     name="table4",
     title="Table 4: time of one epoch, ResNet-19, CIFAR-10, T=2",
     paper="Training takes 1m37s with tdBN, 1m39s with LSG, 1m40s with MPD-AGL; inference 8 s with each.",
-    settings=settings,
+    variants=variants,
     show=show,
     methods=COMPARED,
     cpu={"train.epochs": 2, "data.train_samples": 4_000},

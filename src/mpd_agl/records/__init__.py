@@ -1,20 +1,22 @@
 """The run record and what it is made of; importable by every room."""
 
-from mpd_agl.records.files import canonical, sync_folder, write_atomic
-from mpd_agl.records.provenance import code, hardware, versions
-from mpd_agl.records.record import RunRecord, TornRecord, read_metrics, read_record, reading, write_record
+from mpd_agl.records.files import canonical, explain, lock_file, sync_folder, write_atomic
+from mpd_agl.records.provenance import code, hardware, peak_memory_mb, versions
+from mpd_agl.records.record import RunRecord, TornRecord, read_metrics, read_record, reading
 
 __all__ = [
     "RunRecord",
     "TornRecord",
     "canonical",
     "code",
+    "explain",
     "hardware",
+    "lock_file",
+    "peak_memory_mb",
     "read_metrics",
     "read_record",
     "reading",
     "sync_folder",
     "versions",
     "write_atomic",
-    "write_record",
 ]

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,13 @@ def _memory_gb() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory that this process has had so far; None where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

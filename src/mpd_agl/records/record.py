@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mpd_agl.errors import InputError
-from mpd_agl.records.files import canonical, write_atomic
 
 SCHEMA = 1
 STATES = ("running", "stopped", "failed", "finished")
@@ -43,7 +42,7 @@ class RunRecord:
     best_on_test: dict[str, Any] | None = None
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
-    """Operations and energy per layer of the trained network, the ANN beside it; null until a run has finished, and for an ANN."""
+    """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
     convs: list[dict[str, Any]] | None = None
     """With `model.conv_impl` auto: per measured step each layer's choice, the share of active inputs and both times."""
     failure: str | None = None
@@ -65,11 +64,6 @@ class RunRecord:
         return asdict(self)
 
 
-def write_record(record: RunRecord, path: Path) -> None:
-    """Replace the record's file as a whole."""
-    write_atomic(path, canonical(record.to_dict()))
-
-
 def read_record(path: Path) -> RunRecord:
     """Read a record; one sentence for a file that is missing, torn or of another version."""
     try:
@@ -85,26 +79,29 @@ def read_record(path: Path) -> RunRecord:
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise InputError(
-            f"the run record {path} has schema {got!r}, and this version reads {SCHEMA}. Read it with the version that wrote it."
+            f"the run record {path} has schema {got!r}, and this version reads {SCHEMA}. "
+            "Read it with the version that wrote it."
         )
     known = {f.name for f in fields(RunRecord)}
     needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
     wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
     if wrong:
         raise TornRecord(
-            f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). Resume the run to write it anew."
+            f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). "
+            "Resume the run to write it anew."
         )
     for name, kinds in _KINDS.items():
         if not isinstance(raw.get(name, kinds[0]()), kinds):
             raise TornRecord(
-                f"the run record {path} has a {type(raw[name]).__name__} as its {name}. Resume the run to write it anew."
+                f"the run record {path} has a {type(raw[name]).__name__} as its {name}. "
+                "Resume the run to write it anew."
             )
     return RunRecord(**raw)
 
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Inside, a value of the wrong type or a missing one becomes a sentence: records are JSON, and anyone can edit them."""
+    """Inside, a missing value or one of the wrong type becomes a sentence: anyone can edit JSON."""
     try:
         yield
     except InputError:
@@ -112,7 +109,8 @@ def reading(what: object) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise InputError(
-            f"the records of {what} are not what was written ({reason[:120]}). Bring them back from a copy, or train it again."
+            f"the records of {what} are not what was written ({reason[:120]}). "
+            "Bring them back from a copy, or train it again."
         ) from error
 
 
@@ -130,7 +128,10 @@ _OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "differences
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of metrics.jsonl in order. A torn last line (a run that was killed) is left out; a torn line within is an error."""
+    """The lines of metrics.jsonl in order.
+
+    A torn last line (of a killed run) is left out; a torn one within is an error.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -142,8 +143,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            event = json.loads(line)
-            if not isinstance(event, dict):
+            found = json.loads(line)
+            if not isinstance(found, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
             if number == len(lines):  # no newline behind it: half-written
@@ -151,4 +152,4 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             raise InputError(
                 f"line {number} of {path} is no JSON object. Resume the run, which repairs the file."
             ) from None
-        yield event
+        yield found

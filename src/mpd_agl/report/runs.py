@@ -101,8 +101,8 @@ def _read(path: Path) -> Run:
     notes = []
     if _torn(metrics):
         notes.append("The last line of metrics.jsonl is torn (the run was killed while it wrote); it is left out.")
-    epochs = [e for e in lines if e.get("event") == "epoch"]
-    snapshots = [e for e in lines if e.get("event") == "monitor"]
+    epochs = [e for e in lines if e.get("log") == "epoch"]
+    snapshots = [e for e in lines if e.get("log") == "monitor"]
     _check(path, record, epochs, snapshots)
     planned, done = record.config["train"]["epochs"], epochs[-1]["epoch"]
     if record.final is None:
@@ -118,7 +118,7 @@ def _read(path: Path) -> Run:
         )
     if held_out := record.config["data"].get("holdout"):
         notes.append(f"Scored on {held_out} held-out training samples: where this page says test, it speaks of these.")
-    warnings = [e for e in lines if e.get("event") == "warning"]
+    warnings = [e for e in lines if e.get("log") == "warning"]
     return Run(path=path, record=record, epochs=epochs, snapshots=snapshots, warnings=warnings, notes=notes)
 
 

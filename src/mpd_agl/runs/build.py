@@ -1,39 +1,120 @@
-"""From a configuration to its parts: data, network, optimizer, loss."""
+"""From a configuration to everything that it asks for: data, batches, network, optimizer, loss, built once."""
 
-from dataclasses import replace
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from mpd_agl import kernels
+from mpd_agl import kernels, records
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
 from mpd_agl.data.registry import get
-from mpd_agl.data.splits import split_hash
+from mpd_agl.data.splits import split_hash, split_indices
 from mpd_agl.data.types import ArraySet, FrameConfig
 from mpd_agl.errors import InputError
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import augment_steps
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
+from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig, check_processes
+from mpd_agl.runs.resolve import augment_steps, flatten
 from mpd_agl.train.distributed import ALONE, Ranks
-from mpd_agl.train.ema import Ema
+from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.rng import seed_all
-from mpd_agl.train.step import Stepper
+from mpd_agl.train.step import Ema, Stepper
 
 _SUBSET_STREAM, _HOLDOUT_STREAM = 0x5B5E7, 0x401D
+Sets = tuple[ArraySet, ArraySet]
+"""The samples to train on, and those to be scored on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRun:
+    """A run that can begin: its configuration, and everything that it asks for. The loop takes it as it is."""
+
+    config: RunConfig
+    backend: str
+    """The backend of the fused step that runs here."""
+    sets: Sets
+    train: Batches
+    test: Batches
+    net: Network
+    stepper: Stepper
+    """Optimizer, loss and average around the network, on its device and with its ranks."""
+
+    @property
+    def scored(self) -> str:
+        """The samples that epochs are scored on."""
+        return scored_split(self.config)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What a record says about the data, and what `predict` needs of it."""
+        train, test = self.sets
+        return {
+            "name": train.name,
+            "shape": list(train.x.shape[1:]),
+            "classes": list(train.classes),
+            "mean": list(train.mean),
+            "std": list(train.std),
+            "train": {"samples": len(train), **train.provenance},
+            "test": {"samples": len(test), **test.provenance},
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that the weights follow from: configuration, backend, samples."""
+        fixed = {k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
+        data = {split: {k: v for k, v in self.facts[split].items() if k != "source"} for split in ("train", "test")}
+        return hashlib.sha256(records.canonical([fixed, self.backend, data])).hexdigest()
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the network learns."""
+        return sum(p.numel() for p in self.net.parameters())
+
+    @property
+    def title(self) -> str:
+        """The run in one line."""
+        c, m = self.config, self.config.model
+        kind = "ANN" if m.ann else f"{c.method}, T={m.num_steps}"
+        return (
+            f"{m.name} x{m.width_mult:g}, {kind}, {c.data.name}, seed {c.seed}: "
+            f"{self.parameters:,} parameters, backend {self.backend}"
+            + (f", scored on {c.data.holdout} held-out training samples" if c.data.holdout else "")
+        )
+
+
+def build_run(config: RunConfig, *, threads: int = 0, ranks: Ranks = ALONE, sets: Sets | None = None) -> BuiltRun:
+    """Load the data and build all parts; bad input ends here, before the run's folder is touched.
+
+    `sets` stand in for the data set's own samples; `threads` for the configuration's.
+    """
+    kernels.reuse_pages()
+    check_processes(config, ranks.world)
+    device = choose_device(ranks.device(config.train.device))
+    set_up_torch(config, device, threads or config.train.threads)
+    backend = backend_that_runs(config, device)
+    if sets is None:
+        with ranks.in_turn():
+            sets = build_data(config, "train"), build_data(config, scored_split(config))
+    train, test = build_loaders(config, *sets, ranks)
+    net = network_for(config, sets[0]).to(device)
+    stepper = build_stepper(config, net, device, ranks)
+    return BuiltRun(config=config, backend=backend, sets=sets, train=train, test=test, net=net, stepper=stepper)
 
 
 def build_data(
     config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None
 ) -> ArraySet:
-    """A split (`train`, `test`, or `validation`: what is held out of the training samples) as the configuration asks for it.
+    """The samples of a split as the configuration asks for them.
 
-    `num_steps` cuts recordings into another number of frames.
+    `split` is `train`, `test`, or `validation`: what is held out of the training samples. `num_steps` cuts recordings
+    into another number of frames.
     """
     return chosen(config, load_data(config, split, num_steps=num_steps, download=download), split)
 
@@ -61,9 +142,45 @@ def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, do
 def chosen(config: RunConfig, found: ArraySet, split: str) -> ArraySet:
     """The samples of a whole split that the configuration asks for."""
     d = config.data
+    check_class_numbers(found)
     if split == "validation" or (split == "train" and d.holdout):
         found = hold_out(found, d.holdout, split)
     return subset(found, {"train": d.train_samples, "test": d.test_samples}.get(split, 0))
+
+
+def check_class_numbers(found: ArraySet) -> None:
+    """Refuse labels that are no class numbers: as whole numbers they would be other classes."""
+    if len(found.y) and (
+        found.y.dtype.kind not in "iu" or not 0 <= found.y.min() <= found.y.max() < len(found.classes)
+    ):
+        raise InputError(
+            f"the labels of {found.name} must be whole numbers from 0 to {len(found.classes) - 1}, "
+            f"got {found.y.dtype} from {found.y.min()} to {found.y.max()}. Check the data set's labels."
+        )
+
+
+def official_counts(config: RunConfig) -> dict[str, int]:
+    """How many training and test samples the data set has, before any is held out or left out."""
+    counts = get(config.data.name).counts
+    if "all" not in counts:
+        return {split: counts[split] for split in ("train", "test")}
+    labels = np.arange(counts["all"]) % get(config.data.name).num_classes
+    rule, seed = config.data.split_rule, config.data.split_seed
+    return {split: len(split_indices(labels, rule, split=split, seed=seed)[0]) for split in ("train", "test")}
+
+
+def sample_counts(config: RunConfig) -> dict[str, int]:
+    """How many samples a run trains on and is scored on, if the data set is complete; too many are refused."""
+    d, most = config.data, official_counts(config)
+    if d.holdout >= most["train"]:
+        raise too_large("holdout", d.holdout, d.name, most["train"] - 1)
+    most["train"] -= d.holdout
+    asked = {"train": d.train_samples, "test": d.test_samples}
+    for split, count in asked.items():
+        if count > most[split]:
+            raise too_large(f"{split}_samples", count, d.name, most[split])
+    counts = {split: count or most[split] for split, count in asked.items()}
+    return {**counts, "test": d.holdout} if d.holdout else counts
 
 
 def too_large(field: str, count: int, name: str, most: int) -> InputError:
@@ -77,10 +194,11 @@ def scored_split(config: RunConfig) -> str:
 
 
 def hold_out(found: ArraySet, count: int, split: str) -> ArraySet:
-    """`validation`: `count` of the training samples, a fixed random choice, the same for every run seed; `train`: all the others."""
+    """`validation`: `count` training samples, a fixed random choice, the same for every seed; `train`: the others."""
     if not 0 < count < len(found):
         raise InputError(
-            f"data.holdout is {count}, and {found.name} has {len(found)} training samples. Use a number between, or 0 for none."
+            f"data.holdout is {count}, and {found.name} has {len(found)} training samples. "
+            "Use a number between, or 0 for none."
         )
     order = permutation(0, 0, len(found), _HOLDOUT_STREAM)
     held, rest = np.sort(order[:count]), np.sort(order[count:])
@@ -101,29 +219,34 @@ def subset(found: ArraySet, count: int) -> ArraySet:
     return replace(found, x=found.x[index], y=found.y[index], provenance=provenance)
 
 
-def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet, ranks: Ranks = ALONE) -> tuple[Loader, Loader]:
-    """Batches to train on and to test with: a rank's shares of them."""
-    t, N = config.train, len(train)
-    if t.batch_size > N:
+def check_batch_size(config: RunConfig, N: int) -> None:
+    """Refuse a batch size that does not fit N training samples."""
+    size = config.train.batch_size
+    if size > N:
         raise InputError(
-            f"train.batch_size is {t.batch_size}, and {train.name} has {N} training samples. Use at most {N}."
+            f"train.batch_size is {size}, and {config.data.name} has {N} training samples. Use at most {N}."
         )
-    if N % t.batch_size == 1 and not config.data.drop_last:
+    if N % size == 1 and not config.data.drop_last:
         raise InputError(
-            f"{N} samples in batches of {t.batch_size} leave one alone, and batch statistics need two. "
+            f"{N} samples in batches of {size} leave one alone, and batch statistics need two. "
             "Use --data.drop_last, or another --train.batch_size."
         )
+
+
+def build_loaders(config: RunConfig, train: ArraySet, test: ArraySet, ranks: Ranks = ALONE) -> tuple[Loader, Loader]:
+    """Batches to train on and to test with: a rank's shares of them."""
+    check_batch_size(config, len(train))
     batches = Loader(
         train,
-        batch_size=t.batch_size,
+        batch_size=config.train.batch_size,
         seed=config.seed,
         train=True,
         augment=augment_steps(config),
-        num_workers=t.workers,
+        num_workers=config.train.workers,
         drop_last=config.data.drop_last,
         rank=ranks.rank,
         world_size=ranks.world,
-        parts=t.accumulate,
+        parts=config.train.accumulate,
     )
     return batches, build_test_loader(config, test, ranks)
 
@@ -143,27 +266,17 @@ def build_test_loader(config: RunConfig, test: ArraySet, ranks: Ranks = ALONE) -
 
 def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_classes: int) -> Network:
     """The network, its weights drawn from the run's seed."""
-    m = config.model
+    options = config.model.model_dump(exclude={"name", "surrogate"})
+    surrogate = None if config.model.surrogate == "auto" else config.model.surrogate
     seed_all(config.seed)
     return create_model(
-        m.name,
+        config.model.name,
         method=config.method,
-        num_steps=m.num_steps,
-        width_mult=m.width_mult,
         in_channels=in_channels,
         image_size=image_size,
         num_classes=num_classes,
-        surrogate=None if m.surrogate == "auto" else m.surrogate,
-        v_th=m.v_th,
-        tau=m.tau,
-        alpha=m.alpha,
-        detach_reset=m.detach_reset,
-        init=m.init,
-        block=m.block,
-        backend=m.backend,
-        conv_impl=m.conv_impl,
-        ann=m.ann,
-        recompute=m.recompute,
+        surrogate=surrogate,
+        **options,
     )
 
 
@@ -184,7 +297,7 @@ def build_stepper(config: RunConfig, net: Network, device: torch.device, ranks: 
         share_batch(net, kernels.Replicas())
     return Stepper(
         net,
-        build_optimizer(net, config.optim),
+        build_optimizer(net, config.optim, fused=device.type != "cpu"),
         build_loss(config.loss),
         device=device,
         precision=t.precision,
@@ -206,7 +319,8 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).partition("\n")[0]
         here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise InputError(
-            f"train.device must be a device that works here, got {name!r} ({reason}). Use --train.device {' or '.join(here)}, or auto."
+            f"train.device must be a device that works here, got {name!r} ({reason}). "
+            f"Use --train.device {' or '.join(here)}, or auto."
         ) from None
     return device
 
@@ -216,7 +330,7 @@ def set_up_torch(config: RunConfig, device: torch.device, threads: int) -> None:
     if threads:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=device.type != "cpu")
-    # filling new tensors with NaN is a pass over memory for no other result
+    # filling new tensors with NaN would be a pass over memory that changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -225,27 +339,3 @@ def backend_that_runs(config: RunConfig, device: torch.device) -> str:
     if config.model.ann:
         return "none (ANN)"
     return kernels.resolve(config.model.backend, device, torch.float32).name
-
-
-def check_same_data(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to continue a run on other data; where the files came from does not matter."""
-    for split in ("train", "test"):
-        old, new = ({k: v for k, v in facts[split].items() if k != "source"} for facts in (before, now))
-        if differ := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
-            raise InputError(
-                f"the {split} data of {now['name']} are not those that the run began with: {', '.join(differ)} changed. "
-                "Resume it with the old data, or start a new run with another --name."
-            )
-
-
-def data_facts(train: ArraySet, test: ArraySet) -> dict[str, Any]:
-    """What a record says about the data, and what `predict` needs of it."""
-    return {
-        "name": train.name,
-        "shape": list(train.x.shape[1:]),
-        "classes": list(train.classes),
-        "mean": list(train.mean),
-        "std": list(train.std),
-        "train": {"samples": len(train), **train.provenance},
-        "test": {"samples": len(test), **test.provenance},
-    }

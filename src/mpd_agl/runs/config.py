@@ -1,14 +1,17 @@
-"""A run's complete configuration. Names of networks, methods and data sets are checked in `resolve`, where the registries are at hand."""
+"""A run's complete configuration.
+
+Names of networks, methods and data sets are checked in `resolve`, where the registries are at hand.
+"""
 
 from typing import Literal
 
 from pydantic import Field
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimConfig, Section, TrackConfig
+from mpd_agl.train.config import CheckpointConfig, ConfigTable, LoopConfig, LossConfig, OptimConfig, TrackConfig
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
@@ -34,14 +37,14 @@ class ModelConfig(Section):
     backend: Literal["auto", "native", "compiled", "eager"] = "auto"
     """Implementation of the fused step."""
     conv_impl: Literal["dense", "event", "auto"] = "dense"
-    """EventLayer behind the first layer: dense, event (zeros are skipped), or auto: each pass's fastest way, measured now and then, kept."""
+    """Convolutions behind the first layer: dense, event (skips zeros), or auto (each pass's fastest, as measured)."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     recompute: bool = False
     """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 
 
-class DataConfig(Section):
+class DataConfig(ConfigTable):
     """The data."""
 
     name: str = "cifar10"
@@ -66,14 +69,14 @@ class DataConfig(Section):
     """For sets without an official split."""
     split_seed: int = 0
     frame_size: int = Field(default=48, ge=1)
-    """ActiveLists: height and width of the frames."""
+    """Events: height and width of the frames."""
     frame_slicing: Literal["count", "time"] = "count"
-    """ActiveLists: slices of equally many events, or of equal duration."""
+    """Events: slices of equally many events, or of equal duration."""
     frame_mode: Literal["count", "binary"] = "count"
-    """ActiveLists: number per pixel, or whether there was any."""
+    """Events: number per pixel, or whether there was any."""
 
 
-class MonitorConfig(Section):
+class MonitorConfig(ConfigTable):
     """Looking into the layers while they learn."""
 
     every: int = Field(default=50, ge=0)
@@ -84,7 +87,7 @@ class MonitorConfig(Section):
     """Warn where a layer's share of gradient-available neurons falls under this."""
 
 
-class RunConfig(Section):
+class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"
@@ -121,5 +124,6 @@ def check_processes(config: RunConfig, count: int) -> None:
     """Refuse what only one process can run."""
     if config.model.conv_impl == "auto" and count > 1:
         raise InputError(
-            f"model.conv_impl auto chooses by one process's clock, got {count} processes. Use event or dense, the same for all."
+            f"model.conv_impl auto chooses by one process's clock, got {count} processes. "
+            "Use event or dense, the same for all."
         )

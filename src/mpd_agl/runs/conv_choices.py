@@ -1,8 +1,8 @@
-"""`conv = auto` in a run: when layers are measured, and how the choice is kept, so that a resumed run is the same run.
+"""`conv_impl = auto` in a run: when layers are measured, and how choices are kept for a resumed run.
 
-A choice by the clock changes roundings. So layers measure themselves only at the steps named here; what was chosen goes at once into
-`convs.json` of the run's folder and into every checkpoint. A resumed run takes the choices of its checkpoint, and at a step that is already
-in the file takes what stands there in place of measuring anew.
+A choice by the clock changes roundings. So layers measure themselves only at the steps named here; what was chosen
+goes at once into `convs.json` of the run's folder and into every checkpoint. A resumed run takes the choices of its
+checkpoint, and at a step that is already in the file takes what stands there in place of measuring anew.
 """
 
 import json
@@ -14,9 +14,8 @@ from torch import nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Choice, EventLayer, event_layers
-from mpd_agl.records import canonical, write_atomic
-from mpd_agl.train.disk import explain
-from mpd_agl.train.observe import Observation, Observer
+from mpd_agl.records import canonical, explain, write_atomic
+from mpd_agl.train.observe import Observation
 
 FILE = "convs.json"
 FIRST = (0, 100)
@@ -29,10 +28,10 @@ def due(step: int) -> bool:
 
 
 class ConvChoices:
-    """An observer around the run's own: sets and keeps what each layer takes. The first net trains; the others follow it."""
+    """An observer that sets and keeps what each layer takes. The first network trains; the others follow it."""
 
-    def __init__(self, nets: Sequence[nn.Module], inner: Observer, folder: Path) -> None:
-        self.inner, self.path = inner, folder / FILE
+    def __init__(self, nets: Sequence[nn.Module], folder: Path) -> None:
+        self.path = folder / FILE
         self.layers: list[dict[str, EventLayer]] = [event_layers(net) for net in nets]
         for layer in self._all():
             layer.every = 0
@@ -50,13 +49,13 @@ class ConvChoices:
     def _now(self) -> dict[str, Any]:
         return {n: layer.choice.to_dict() for n, layer in self.layers[0].items() if layer.choice is not None}
 
-    def before(self, step: int) -> None:
+    def before(self, step: int) -> bool:
         """Take what is known for this step, or let the layers measure in its forward pass."""
         known = [m["layers"] for m in self.measured if m["step"] == step]
         self._measuring = due(step) and not known
         if known or self._measuring:
             self._set(known[0] if known else {})
-        self.inner.before(step)
+        return self._measuring
 
     def after(self, step: int) -> Observation | None:
         """Write down what was measured."""
@@ -68,16 +67,15 @@ class ConvChoices:
                 raise explain(error, self.path, "The last checkpoint stands.") from error
             self._set(self.measured[-1]["layers"])
             self._measuring = False
-        return self.inner.after(step)
+        return None
 
     def state(self) -> dict[str, Any]:
-        """The choices that stand, and the inner observer's state."""
-        return {"convs": self._now(), "inner": self.inner.state()}
+        """The choices that stand."""
+        return self._now()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Back to them."""
-        self._set(state["convs"])
-        self.inner.restore(state["inner"])
+        self._set(state)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The quickest way to a trained network's answers: folded, the best backend here, and answers as soon as they are sure."""
+"""Quick answers of a trained network: folded, on the best backend here, and given as soon as they are sure."""
 
 import time
 from collections.abc import Sequence
@@ -14,17 +14,18 @@ from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network
 from mpd_agl.models.onestep import OneStep, answer_early
 from mpd_agl.nn import Neuron, fold
-from mpd_agl.train.batches import Batches
+from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import mean_output
 
 MOST_DIFFERENT = 0.02
-"""Share of predictions that rounding may change, of samples between two classes; more is a mistake."""
+"""Rounding may change the prediction of samples that lie between two classes, so many at most; more is a mistake."""
 
 
 def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
-    """The folded network and what runs it: the native kernels; where they cannot run, one compiled graph; else plain PyTorch.
+    """The folded network and what runs it: native kernels; if they cannot run, a compiled graph; else plain PyTorch.
 
-    Beside the native kernels a compiled graph does not pay on a CPU: the convolutions are the same, and it compiles for every batch size.
+    On a CPU a compiled graph does not pay beside the native kernels: the convolutions are the same, and every batch
+    size is compiled anew.
     """
     folded, works = fold(net), {name: not why for name, why in backends_here(device.type).items()}
     if net.options.ann:
@@ -39,15 +40,16 @@ def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
 
 
 @torch.no_grad()
-def check_same(plain: nn.Module, fast: nn.Module, batches: Batches, device: torch.device) -> tuple[int, int]:
-    """Samples of the first batch whose prediction differs, and how many were compared; an error where it is more than rounding."""
+def compare_predictions(plain: nn.Module, fast: nn.Module, batches: Batches, device: torch.device) -> tuple[int, int]:
+    """How many predictions of the first batch differ, and how many there are; an error if it is more than rounding."""
     with batches.epoch(0) as epoch:
         x = next(iter(epoch))[0].to(device)
     a_N, b_N = (mean_output(net(x)).argmax(1) for net in (plain, fast))
     differ, count = int((a_N != b_N).sum()), len(a_N)
     if differ > max(1, MOST_DIFFERENT * count):
         raise InputError(
-            f"the fast path gives other predictions than the plain one for {differ} of {count} samples. Evaluate without --fast."
+            f"the fast path gives other predictions than the plain one for {differ} of {count} samples. "
+            "Evaluate without --fast."
         )
     return differ, count
 

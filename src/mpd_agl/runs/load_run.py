@@ -7,16 +7,19 @@ from pathlib import Path
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.runs import build
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import read_toml, resolve
 from mpd_agl.models import Network, load_weights
 from mpd_agl.records import RunRecord, read_record, reading
+from mpd_agl.runs import build
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import merge, read_toml, resolve
 from mpd_agl.train import checkpoint
 from mpd_agl.train.runfolder import check_run
 
 MAX_SIDE = 65536
-"""More pixels on a side, channels or classes than any data set has: a record that says so is not followed into the memory's end."""
+"""No data set has more pixels on a side, channels or classes.
+
+A damaged record that claims more must not fill the memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,17 @@ class Trained:
     """Which weights: the file's or checkpoint's name."""
 
 
-def load_run(path: Path, which: str, note: Callable[[str], None]) -> Trained:
-    """A run's network with its weights: `last` (the result; the newest checkpoint of an unfinished run) or `best` (on the test set)."""
+def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: str = "") -> Trained:
+    """A run's network with its weights: `last`, the result, or `best`, the best epoch on the test set.
+
+    The last weights of an unfinished run are its newest checkpoint's. `conv_impl` takes
+    other convolutions than the run was trained with; they compute the same function.
+    """
     if which not in ("last", "best"):
         raise InputError(f"--weights must be last or best, got {which!r}.")
     check_run(path)
-    config = resolve(read_toml(path / "config.toml"))
+    table = read_toml(path / "config.toml")
+    config = resolve(merge(table, {"model": {"conv_impl": conv_impl}}) if conv_impl else table)
     record = read_record(path / "record.json")
     with reading(path):
         size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])

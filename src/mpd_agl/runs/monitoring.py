@@ -1,4 +1,4 @@
-"""The monitor as the loop's observer: snapshots into the metrics, mean figures to the display, warnings where a layer dies."""
+"""The monitor as the loop's observer: snapshots for metrics.jsonl, figures for people, warnings of dying layers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ DETAILED = 32
 
 
 class Watch:
-    """Attaches a `Monitor` for every n-th step only: no cost in between, and evaluation is never looked at."""
+    """Attaches a `Monitor` for every n-th training step; it costs nothing in between, and never sees an evaluation."""
 
     def __init__(self, net: nn.Module, config: MonitorConfig, steps: int = 0) -> None:
         self.net, self.config = net, config
@@ -21,10 +21,11 @@ class Watch:
         self._monitor: Monitor | None = None
         self._warned: set[str] = set()
 
-    def before(self, step: int) -> None:
+    def before(self, step: int) -> bool:
         """Attach, if this step's turn has come."""
         if step % self.config.every == 0:
             self._monitor = Monitor(self.net, every=1, detail=detailed(step // self.config.every, self.snapshots))
+        return self._monitor is not None
 
     def after(self, step: int) -> Observation | None:
         """Take the snapshot and detach."""
@@ -35,7 +36,7 @@ class Watch:
         self._monitor = None
         if taken is None:
             return None
-        return Observation({"event": "monitor", **taken.to_dict()}, means(taken), self._warnings(taken))
+        return Observation({"log": "monitor", **taken.to_dict()}, means(taken), self._warnings(taken))
 
     def state(self) -> dict[str, Any]:
         """Which warnings stand."""
@@ -49,15 +50,9 @@ class Watch:
         """A layer is named once when it falls under a threshold, and again only after it has recovered."""
         found, standing = [], set()
         for layer, seen in taken.layers.items():
-            for kind, value, limit, text in (
-                ("silent", mean(seen.rate_T), self.config.silent_below, "is almost silent: firing rate"),
-                (
-                    "unavailable",
-                    mean(seen.available_T),
-                    self.config.available_below,
-                    "gets little gradient: available share",
-                ),
-            ):
+            silent = (mean(seen.rate_T), self.config.silent_below, "is almost silent: firing rate")
+            unavailable = (mean(seen.available_T), self.config.available_below, "gets little gradient: available share")
+            for kind, (value, limit, text) in {"silent": silent, "unavailable": unavailable}.items():
                 if value < limit:
                     standing.add(f"{kind}:{layer}")
                     if f"{kind}:{layer}" not in self._warned:
@@ -67,26 +62,10 @@ class Watch:
         return found
 
 
-class NoWatch:
-    """For networks that do not spike, and for `monitor.every` 0."""
-
-    def before(self, step: int) -> None:
-        """Nothing."""
-
-    def after(self, step: int) -> Observation | None:
-        """Nothing."""
-        return None
-
-    def state(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing."""
-
-
 def detailed(index: int, count: int) -> bool:
-    """Whether a run's snapshot `index` of `count` is a detailed one: all of a few, else DETAILED, spread evenly, first and last included.
+    """Whether a run's snapshot `index` of `count` is a detailed one.
+
+    All of a few are; of many it is DETAILED ones, spread evenly, first and last included.
 
     >>> sum(detailed(k, 1500) for k in range(1500)), detailed(0, 1500), detailed(1499, 1500), detailed(1, 1500)
     (32, True, True, False)
@@ -109,8 +88,3 @@ def means(taken: Snapshot) -> dict[str, float]:
         "firing": mean([mean(s.rate_T) for s in layers]),
         "gradient-available": mean([mean(s.available_T) for s in layers]),
     }
-
-
-def build_watch(net: nn.Module, config: MonitorConfig, *, spiking: bool, steps: int = 0) -> Watch | NoWatch:
-    """The observer of a run of so many steps."""
-    return Watch(net, config, steps) if spiking and config.every else NoWatch()

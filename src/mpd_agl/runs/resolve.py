@@ -1,9 +1,10 @@
-"""From tables of values to a checked configuration: preset, then file, then command line; all mistakes in one message."""
+"""From preset, file and command line to a checked configuration, with all mistakes in one message."""
 
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.train.config import Section
+from mpd_agl.train.config import ConfigTable
 
 Table = dict[str, Any]
 
@@ -21,7 +22,7 @@ def fields_of(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str,
     found: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, ConfigTable):
             found |= fields_of(kind, f"{prefix}{name}.")
         else:
             found[prefix + name] = info
@@ -32,7 +33,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
     """Nested tables as dotted names."""
     flat: Table = {}
     for name, value in table.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        path = f"{prefix}{name}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
     return flat
 
 
@@ -58,6 +60,22 @@ def merge(*tables: Mapping[str, Any]) -> Table:
     return nest(flat)
 
 
+def list_presets() -> dict[str, str]:
+    """The recipes that come with the package, each with the first line of its file's comment."""
+    found = {}
+    for entry in sorted((files("mpd_agl") / "presets").iterdir(), key=lambda e: e.name.removesuffix(".toml")):
+        if entry.name.endswith(".toml"):
+            found[entry.name.removesuffix(".toml")] = entry.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return found
+
+
+def read_preset(name: str) -> Table:
+    """A preset's table."""
+    if name not in (known := list_presets()):
+        raise unknown_name("preset", name, known)
+    return tomllib.loads((files("mpd_agl") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def read_toml(path: Path) -> Table:
     """A user's file."""
     try:
@@ -71,7 +89,10 @@ def read_toml(path: Path) -> Table:
 
 
 def resolve(table: Mapping[str, Any], given: Iterable[str] = (), mistakes: Iterable[str] = ()) -> RunConfig:
-    """The checked configuration, or one `InputError` with every mistake. `given` are names that came as command-line options."""
+    """The checked configuration, or one `InputError` with every mistake.
+
+    `given` names what came from the command line.
+    """
     options = set(given)
     found = list(mistakes)
     config = None
@@ -88,7 +109,7 @@ def resolve(table: Mapping[str, Any], given: Iterable[str] = (), mistakes: Itera
 
 
 def as_error(found: list[str], where: str) -> InputError:
-    """All mistakes as one error; a single one stands alone."""
+    """All mistakes as one error with a headline; a single mistake needs none."""
     if len(found) == 1:
         return InputError(found[0])
     return InputError(f"{len(found)} mistakes in {where}:\n" + "\n".join(f"  {text}" for text in found))
@@ -152,7 +173,7 @@ def name_mistakes(table: Mapping[str, Any], options: set[str] = frozenset()) -> 
 
 
 def conflicts(config: RunConfig) -> list[str]:
-    """Fields that are right alone and wrong together."""
+    """Mistakes of fields that are right alone and wrong together."""
     from mpd_agl.data.augment import Augmentation
     from mpd_agl.data.registry import get
     from mpd_agl.nn import get_method
@@ -165,11 +186,13 @@ def conflicts(config: RunConfig) -> list[str]:
     own = get_method(config.method).surrogate
     if own and config.model.surrogate not in ("auto", own):
         found.append(
-            f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, got {config.model.surrogate!r}. Leave it out."
+            f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, "
+            f"got {config.model.surrogate!r}. Leave it out."
         )
     if config.optim.warmup_epochs >= config.train.epochs:
         found.append(
-            f"optim.warmup_epochs must be less than train.epochs, got {config.optim.warmup_epochs} of {config.train.epochs}."
+            "optim.warmup_epochs must be less than train.epochs, "
+            f"got {config.optim.warmup_epochs} of {config.train.epochs}."
         )
     return found
 
@@ -182,7 +205,7 @@ def augment_steps(config: RunConfig) -> tuple[str, ...] | str:
     return steps[0] if len(steps) == 1 and steps[0] in RECIPES else steps
 
 
-def check_same(old: RunConfig, new: RunConfig, whose: str = "a resumed run keeps its configuration") -> None:
+def check_unchanged(old: RunConfig, new: RunConfig, whose: str = "a resumed run keeps its configuration") -> None:
     """Refuse a resumed run that would not be the same run, field by field."""
     before, after = flatten(old.model_dump()), flatten(new.model_dump())
     changed = [f for f in before if before[f] != after[f] and f not in FREE_ON_RESUME]

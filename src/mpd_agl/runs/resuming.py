@@ -1,4 +1,4 @@
-"""What a stopped run has left, and how it is continued: configuration, record, newest whole checkpoint, the launch that runs it."""
+"""What a stopped run has left, and how it is continued."""
 
 import json
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import check_same, flatten, merge, read_toml, resolve
 from mpd_agl.records import RunRecord
+from mpd_agl.runs.build import BuiltRun
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import check_unchanged, flatten, merge, read_toml, resolve
 from mpd_agl.train import checkpoint
 from mpd_agl.train.distributed import Ranks
 from mpd_agl.train.loop import Trainer
@@ -22,8 +23,8 @@ LAUNCH = ".launch"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run to be continued has left: its configuration, its last record, its newest whole checkpoint."""
+class SavedRun:
+    """Its configuration, its last record, its newest whole checkpoint."""
 
     config: RunConfig
     record: RunRecord | None
@@ -41,7 +42,7 @@ class Found:
         return json.dumps(about).encode(), checkpoint.pack_groups(saved.tensors) if saved else b""
 
     @classmethod
-    def from_bytes(cls, about: bytes, tensors: bytes) -> "Found":
+    def from_bytes(cls, about: bytes, tensors: bytes) -> "SavedRun":
         """What rank 0 has sent."""
         told = json.loads(about)
         record = RunRecord(**told["record"]) if told["record"] else None
@@ -61,7 +62,7 @@ def sign(folder: RunFolder, ranks: Ranks) -> None:
 
 
 def began_in_this_launch(path: Path, ranks: Ranks) -> bool:
-    """Whether the run there was started by this launch, which has restarted its processes since: it is then to be continued."""
+    """Whether this launch started the run there and has restarted its processes since: the run is then continued."""
     mine = False
     if ranks.first and ranks.launch and (path / MARK).is_file() and (path / LAUNCH).is_file():
         mine = (path / LAUNCH).read_bytes() == ranks.launch.encode()
@@ -76,8 +77,8 @@ def resolve_file(table: dict[str, Any], place: Path) -> RunConfig:
         raise InputError(f"{place}: {error}") from None
 
 
-def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> Found:
-    """Read and check all of it; damaged checkpoints are set aside."""
+def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted: bool) -> SavedRun:
+    """Read and check what is left; damaged checkpoints are set aside."""
     path = folder.path
 
     def note(text: str) -> None:
@@ -89,29 +90,28 @@ def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted
     config = resolve(merge(table, changes), given=flatten(changes)) if changes else own
     record = _record_of(folder, note)
     if record is not None:
-        check_same(
-            resolve_file(record.config, folder.record), own, f"{folder.config} is not what run {path} began with"
-        )
-    check_same(own, config)
+        began = resolve_file(record.config, folder.record)
+        check_unchanged(began, own, f"{folder.config} is not what run {path} began with")
+    check_unchanged(own, config)
     if record is not None and record.status == "finished":
-        return Found(config, record, None)
+        return SavedRun(config, record, None)
     if restarted and record is not None and record.status == "failed":
-        raise InputError(f"not started again, for it would fail again: {record.failure}")
+        raise InputError(f"the run is not started again, because it would fail again: {record.failure}")
     checkpoint.clean(folder.checkpoints)
     saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
     if saved is None:
         if aside := checkpoint.set_aside(folder.checkpoints):
             raise InputError(
-                f"run {path} cannot be continued: every checkpoint is damaged, set aside in {folder.checkpoints} "
-                f"({', '.join(aside)}). Bring one back from a copy, or start anew: mpd-agl train --config {folder.config} "
-                f"--runs-dir {path.parent} --name {path.name} --overwrite."
+                f"run {path} cannot be continued: every checkpoint is damaged and was set aside in "
+                f"{folder.checkpoints} ({', '.join(aside)}). Bring one back from a copy, or start anew: "
+                f"mpd-agl train --config {folder.config} --runs-dir {path.parent} --name {path.name} --overwrite."
             )
         note("there is no checkpoint yet: the run starts from its beginning.")
-    return Found(config, record, saved)
+    return SavedRun(config, record, saved)
 
 
 def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | None:
-    """What the run's last process left; a torn record is told and does without: checkpoints know which run they are of."""
+    """What the run's last process left. If the record is damaged, say so and continue from the checkpoint alone."""
     try:
         return records.read_record(folder.record) if folder.record.is_file() else None
     except records.TornRecord as error:
@@ -119,8 +119,24 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
         return None
 
 
+def check_same_run(before: RunRecord, now: BuiltRun) -> None:
+    """Refuse to continue on other data, or on another backend, which rounds otherwise."""
+    if before.backend != now.backend:
+        raise InputError(
+            f"the run began with backend {before.backend}, and here model.backend {now.config.model.backend!r} is "
+            f"{now.backend}. `mpd-agl info` tells why; make that backend work, or start a new run with another --name."
+        )
+    for split in ("train", "test"):  # where the files came from does not matter
+        old, new = ({k: v for k, v in facts[split].items() if k != "source"} for facts in (before.data, now.facts))
+        if differ := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
+            raise InputError(
+                f"the {split} data of {now.facts['name']} are not those that the run began with: {', '.join(differ)} "
+                "changed. Resume it with the old data, or start a new run with another --name."
+            )
+
+
 def differences(before: RunRecord, now: RunRecord) -> list[str]:
-    """What computes with other roundings than in the run's last process, where both are known."""
+    """What is different from the run's last process and may round otherwise, where both are known."""
     pairs = [
         ("the native kernels' SIMD level", before.hardware.get("simd"), now.hardware.get("simd")),
         ("torch's CPU kernels", before.hardware.get("torch_kernels"), now.hardware.get("torch_kernels")),
@@ -133,7 +149,7 @@ def differences(before: RunRecord, now: RunRecord) -> list[str]:
 
 
 def restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -> int:
-    """Continue from a checkpoint that is whole, or say in a sentence that it is not this run's; where its metrics end."""
+    """Continue from a checkpoint, or say in a sentence that it is not this run's; returns where its metrics end."""
     try:
         trainer.restore(saved)
         offset = saved.state["metrics_bytes"]
@@ -143,6 +159,6 @@ def restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -
     except (InputError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         reason = (f"{error} is missing" if isinstance(error, KeyError) else str(error)).partition("\n")[0].strip(" .:")
         raise InputError(
-            f"the checkpoint {folder.checkpoints / saved.at.folder} is whole and not of this run ({reason[:200]}). "
+            f"the checkpoint {folder.checkpoints / saved.at.folder} is whole but not of this run ({reason[:200]}). "
             "Nothing was changed; take it out of the folder, or bring back the run's own."
         ) from error

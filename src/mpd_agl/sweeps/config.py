@@ -1,4 +1,7 @@
-"""A sweep's file: what is searched, around which recipe, and by what score. Everything is checked before anything runs."""
+"""A sweep's file: what is searched, around which recipe, and by what score.
+
+Everything is checked before anything runs.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,10 +14,9 @@ from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.presets import read_preset
-from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_toml, resolve, sentence
+from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, sentence
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
-from mpd_agl.train.config import Section
+from mpd_agl.train.config import ConfigTable
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
@@ -23,10 +25,10 @@ SCORES = {
     "train_accuracy": "train_accuracy",
     "train_loss": "train_loss",
 }
-"""An objective's name, and the score of an epoch that it is."""
+"""An objective's name, and that score's name in an epoch's log line."""
 
 
-class SweepConfig(Section):
+class SweepConfig(ConfigTable):
     """The file `mpd-agl sweep` takes."""
 
     preset: str = ""
@@ -44,7 +46,10 @@ class SweepConfig(Section):
     direction: Literal["auto", "maximize", "minimize"] = "auto"
     """`auto`: the higher the better for an accuracy, the lower for a loss."""
     tune_on: Literal["validation", "test"] = "validation"
-    """`validation`: training samples that are held out (data.holdout, or a tenth); `test`: the test set, whose score is then no result."""
+    """`validation`: held-out training samples (data.holdout, or a tenth).
+
+    `test`: the test set, whose score is then no result.
+    """
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the sampler."""
@@ -88,14 +93,14 @@ class Sweep:
 
     @property
     def score(self) -> str:
-        """The objective in words: whose accuracy it is, is never left open."""
+        """The objective in words, with the samples that it is measured on."""
         name = self.settings.objective
         if name.startswith("train"):
             return name.replace("train_", "training ")
         return f"validation {name}" if self.base.data.holdout else f"{name} ON THE TEST SET"
 
     def grid(self) -> list[dict[str, Value]]:
-        """Every point, the last field's values fastest."""
+        """Every point of the grid; the last field's values change fastest."""
         axes = [e.values if isinstance(e, Choices) else e.points() for e in self.space.values()]
         return [dict(zip(self.space, point, strict=True)) for point in product(*axes)]
 
@@ -104,7 +109,7 @@ class Sweep:
         return resolve(merge(self.base.model_dump(), nest({f: as_field(f, v) for f, v in params.items()})))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what makes it this sweep and no other, and `trials`."""
+        """For JSON: all that tells this sweep from another, and `trials`."""
         kept = self.settings.model_dump(exclude={"preset", "config", "fixed", "search", "trials"})
         space = {
             f: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(e).items()} for f, e in self.space.items()
@@ -139,12 +144,14 @@ def read_sweep(path: Path) -> Sweep:
         for name, entry in space.items():
             if isinstance(entry, Range) and not entry.count:
                 raise InputError(
-                    f"search: a grid needs points, and {name} is {entry}. Give choices or a step, or use another sampler."
+                    f"search: a grid needs points, and {name} is {entry}. "
+                    "Give choices or a step, or use another sampler."
                 )
         size = math.prod(len(e.values) if isinstance(e, Choices) else e.count for e in space.values())
         if size > LARGEST_GRID:
             raise InputError(
-                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. Use larger steps or another sampler."
+                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. "
+                "Use larger steps or another sampler."
             )
     return Sweep(settings, base, space)
 
@@ -170,7 +177,8 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
     if settings.tune_on == "test":
         if base.data.holdout:
             raise InputError(
-                f"tune_on is 'test', and data.holdout is {base.data.holdout}: runs are scored on one of them. Leave one out."
+                f"tune_on is 'test', and data.holdout is {base.data.holdout}: runs are scored on one of them. "
+                "Leave one out."
             )
         return base
     if base.data.holdout:
@@ -183,7 +191,7 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """What differs between two sweeps' descriptions, in words; `free` names what may."""
+    """What differs between two sweeps' descriptions, in words; `free` names what may differ."""
     before, after = flatten({**old, "trials": 0}), flatten({**new, "trials": 0})
     names = [n for n in before | after if before.get(n) != after.get(n) and n not in free]
     return [f"{n.removeprefix('base.')} was {before.get(n)!r}, got {after.get(n)!r}" for n in names]

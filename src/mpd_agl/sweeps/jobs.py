@@ -1,7 +1,7 @@
-"""Where a sweep's trials run when not in its own process: processes of this machine, or SLURM through submitit.
+"""Where a sweep's trials run if not in its own process: in processes of this machine, or on SLURM through submitit.
 
-A job is the command `mpd-agl sweep FOLDER --trial N`. What came of it stands in the study and in the run's folder; nothing that a job
-leaves is unpickled here.
+A job is the command `mpd-agl sweep FOLDER --trial N`. Its result is in the study and in the run's folder; nothing
+that a job leaves is unpickled here.
 """
 
 import os
@@ -28,15 +28,11 @@ SLURM_WORDS: dict[str, tuple[str, Callable[[str], str | int | float]]] = {
     "memory": ("mem_gb", float),
     "hours": ("timeout_min", lambda hours: max(1, round(60 * float(hours)))),
 }
-"""A word of --slurm, submitit's own, and its type. `jobs`, how many at a time, is ours."""
+"""A word of --slurm, submitit's name for it, and its type. `jobs`, how many at a time, is our own word."""
 
 
-class Job(Protocol):
-    """Something under way."""
-
-    def done(self) -> bool:
-        """Whether it has ended, however."""
-        ...
+Done = Callable[[], bool]
+"""Asks whether a job has ended, however."""
 
 
 class Jobs(Protocol):
@@ -45,11 +41,11 @@ class Jobs(Protocol):
     limit: int
     """How many at a time."""
 
-    def submit(self, number: int) -> Job:
+    def submit(self, number: int) -> Done:
         """Run a trial."""
         ...
 
-    def attach(self, number: int) -> Job | None:
+    def attach(self, number: int) -> Done | None:
         """The job of a trial that an earlier process of this sweep submitted, if it may still be under way."""
         ...
 
@@ -58,25 +54,14 @@ class Jobs(Protocol):
         ...
 
     def interrupt(self) -> bool:
-        """The sweep ends: end the jobs, or leave them; whether they were ended."""
+        """The sweep ends: end the jobs, or leave them; return whether they were ended."""
         ...
 
 
-class Elsewhere:
-    """A run that a process has open which is not our child."""
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-
-    def done(self) -> bool:
-        """Whether that process has let go."""
-        return not in_use(self.run)
-
-
-def attach_running(folder: Path, number: int) -> Job | None:
-    """A trial's run, if some process has it open."""
-    found = Elsewhere(run_path(folder, number))
-    return None if found.done() else found
+def attach_running(folder: Path, number: int) -> Done | None:
+    """A trial's run, if some process that is not our child has it open."""
+    run = run_path(folder, number)
+    return (lambda: not in_use(run)) if in_use(run) else None
 
 
 def command(folder: Path, number: int) -> list[str]:
@@ -91,7 +76,7 @@ class Processes:
         self.folder, self.limit = folder, limit
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, number: int) -> Job:
+    def submit(self, number: int) -> Done:
         """Start a process."""
         share = str(max(1, hardware()["cores"] // self.limit))
         with self.log(number).open("ab") as log:
@@ -104,9 +89,9 @@ class Processes:
                 start_new_session=True,  # Ctrl-C reaches it once, through us
             )
         self._children.append(child)
-        return Started(child)
+        return lambda: child.poll() is not None
 
-    def attach(self, number: int) -> Job | None:
+    def attach(self, number: int) -> Done | None:
         """One that outlived a killed sweep."""
         return attach_running(self.folder, number)
 
@@ -122,17 +107,6 @@ class Processes:
         for child in self._children:
             child.wait()
         return True
-
-
-class Started:
-    """A process that was started."""
-
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        self.child = child
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self.child.poll() is not None
 
 
 class Submitted:
@@ -157,7 +131,7 @@ class Submitted:
         self._options = {k: v for k, v in options.items() if not (self._local and k.startswith("slurm_"))}
         self._executor: Any = None
 
-    def submit(self, number: int) -> Job:
+    def submit(self, number: int) -> Done:
         """Hand it to the scheduler."""
         import submitit
 
@@ -171,10 +145,10 @@ class Submitted:
             reason = " ".join(str(error).split())
             raise InputError(f"SLURM took no job: {reason}. Check the words of --slurm.") from None
         self._id(number).write_text(f"{job.job_id}\n", encoding="utf-8")
-        return job  # type: ignore[no-any-return]
+        return job.done  # type: ignore[no-any-return]
 
-    def attach(self, number: int) -> Job | None:
-        """One that waits in SLURM's queue or runs."""
+    def attach(self, number: int) -> Done | None:
+        """A job that waits in SLURM's queue or runs."""
         import submitit
 
         if (running := attach_running(self.folder, number)) is not None or self._local:
@@ -184,7 +158,7 @@ class Submitted:
         except OSError:
             return None
         job: Any = submitit.SlurmJob(folder=self.folder / "jobs", job_id=job_id)
-        return None if job.done() else job
+        return None if job.done() else job.done
 
     def log(self, number: int) -> Path:
         """What the job complained of."""
@@ -200,8 +174,8 @@ class Submitted:
 
 
 def run_command(argv: list[str]) -> int:
-    """In the job: run a trial. SLURM's announcement that the time is up becomes SIGTERM, after which a run saves and ends."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # inherited: the scheduler signals the child as well
+    """In the job: run a trial. SLURM's signal that the time is up becomes SIGTERM, after which a run saves and ends."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the child inherits this, because the scheduler signals it as well
     with subprocess.Popen(argv) as child:
         signal.signal(signal.SIGUSR2, lambda *_: child.terminate())
         return child.wait()

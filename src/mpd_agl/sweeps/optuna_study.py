@@ -3,18 +3,18 @@
 Trial k's sampler is seeded by (seed, k), so a sweep that was stopped goes on with the trials that it would have had.
 """
 
-import fcntl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from mpd_agl.errors import InputError
+from mpd_agl.records import lock_file
 from mpd_agl.sweeps.config import Sweep
 from mpd_agl.sweeps.search_space import Choices, Space, Value
 
 
 def load_optuna() -> Any:
-    """The engine, or the sentence that says how to get it."""
+    """Optuna, or the sentence that says how to install it."""
     try:
         import optuna
     except ImportError:
@@ -26,7 +26,10 @@ def load_optuna() -> Any:
 
 
 class JournalLock:
-    """Optuna's lock on its journal, by the system: it goes with a killed process. A line that such a process left torn is cut off."""
+    """Optuna's lock on its journal, by the system, which releases it when a process is killed.
+
+    A torn last line is cut off.
+    """
 
     def __init__(self, journal: Path) -> None:
         self._journal, self._path = journal, journal.with_name(f".{journal.name}.lock")
@@ -35,7 +38,7 @@ class JournalLock:
     def acquire(self) -> bool:
         """Wait for it."""
         self._file = self._path.open("ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock_file(self._file, wait=True)
         if self._journal.is_file():
             with self._journal.open("r+b") as file:
                 text = file.read()
@@ -60,8 +63,9 @@ def open_study(folder: Path, sweep: Sweep) -> Any:
     try:
         lock.acquire()
         lock.release()
+        backend = JournalFileBackend(str(journal), lock_obj=lock)  # type: ignore[arg-type,unused-ignore]
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),  # type: ignore[arg-type,unused-ignore]
+            storage=JournalStorage(backend),
             study_name="sweep",
             direction="maximize" if sweep.maximize else "minimize",
             load_if_exists=True,
@@ -71,7 +75,8 @@ def open_study(folder: Path, sweep: Sweep) -> Any:
         raise InputError(f"cannot write {journal}: {error.strerror}. Choose another --sweeps-dir.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"the sweep's journal {journal} is damaged ({error}). Start a new sweep with another --name; its runs are whole."
+            f"the sweep's journal {journal} is damaged ({error}). "
+            "Start a new sweep with another --name; the runs of this one are whole."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""A sweep's search space: fields of the configuration, each with its choices or its range, checked before anything runs."""
+"""A sweep's search space: fields of the configuration, each with its choices or its range."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from mpd_agl.runs.resolve import as_error, fields_of, merge, nest, resolve, unkn
 Value = str | int | float | bool
 WORDS = {"choices", "low", "high", "log", "step", "int"}
 NOT_SEARCHED = ("data.name", "data.holdout", "data.test_samples", "data.split_rule", "data.split_seed")
-"""Trials that differ here are scored on different samples: no comparison."""
+"""Trials that differ in these fields are scored on different samples, so they cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def read_space(table: Mapping[str, Any], base: RunConfig, where: str) -> Space:
             mistakes.append(str(error))
     if not mistakes and not space:
         mistakes.append(
-            'search is empty. Name at least one field, as in "optim.lr" = {low = 0.01, high = 1.0, log = true} under [search].'
+            "search is empty. Name at least one field, "
+            'as in "optim.lr" = {low = 0.01, high = 1.0, log = true} under [search].'
         )
     if mistakes:
         raise as_error(mistakes, where)

@@ -1,9 +1,8 @@
-"""A sweep from its file to its table: open or continue, trial after trial or several at once, the best configuration at the end.
+"""A sweep from its file to its table: one trial after the other or several at once, then the best configuration.
 
 sweeps/<name>/  sweep.json  journal.jsonl  trials/trial-0000/ ...  results.json  best.toml
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -13,19 +12,18 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
-from mpd_agl.records import canonical, write_atomic
+from mpd_agl.records import canonical, explain, lock_file, write_atomic
 from mpd_agl.runs.config import FREE_ON_RESUME
 from mpd_agl.runs.resolve import flatten, merge, nest, resolve, to_toml
 from mpd_agl.sweeps import optuna_study as studies
 from mpd_agl.sweeps.config import Sweep, changed
-from mpd_agl.sweeps.jobs import Job, Jobs
+from mpd_agl.sweeps.jobs import Done, Jobs
 from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
-from mpd_agl.train.disk import explain
 from mpd_agl.train.observe import Display
 
 STUCK = 2
-"""So many jobs of a trial in a row that bring it no further end the sweep."""
+"""The sweep ends when so many jobs of a trial in a row bring it no further."""
 
 
 @contextmanager
@@ -36,15 +34,13 @@ def open_sweep(sweep: Sweep, folder: Path) -> Iterator[Any]:
         raise InputError(f"{folder} exists and is no sweep's folder (no sweep.json in it). Choose another --name.")
     try:
         if (folder / "sweep.json").is_file():
-            check_same(read_folder(folder), sweep, folder)
+            check_same_sweep(read_folder(folder), sweep, folder)
         (folder / "trials").mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_file(lock):
                 raise InputError(
                     f"the sweep {folder} is in use by another process. Wait for it, or choose another --name."
-                ) from None
+                )
             write_atomic(folder / "sweep.json", canonical(sweep.to_dict()))
             yield studies.open_study(folder, sweep)
     except OSError as error:
@@ -62,12 +58,13 @@ def read_folder(folder: Path) -> Sweep:
         raise InputError(f"{path} cannot be read ({error}). Start a new sweep with another --name.") from None
 
 
-def check_same(old: Sweep, new: Sweep, folder: Path) -> None:
-    """Refuse to go on with another space or recipe; `trials`, and what a resumed run may change, may differ."""
+def check_same_sweep(old: Sweep, new: Sweep, folder: Path) -> None:
+    """Refuse to go on with another space or recipe. `trials` may differ, and so may what a resumed run may change."""
     free = tuple(f"base.{name}" for name in FREE_ON_RESUME)
     if differ := changed(old.to_dict(), new.to_dict(), free):
         raise InputError(
-            f"the sweep {folder} began with other settings: {'; '.join(differ)}. Use the old ones, or another --name for a new sweep."
+            f"the sweep {folder} began with other settings: {'; '.join(differ)}. "
+            "Use the old ones, or another --name for a new sweep."
         )
 
 
@@ -78,7 +75,7 @@ def changes_on_resume(sweep: Sweep) -> dict[str, Any]:
 
 
 def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Callable[[dict[str, Any]], None]) -> None:
-    """Trial after trial in this process; one that was interrupted first."""
+    """Run trial after trial in this process, first one that was interrupted."""
     while (number := _next(study, sweep, set())) is not None:
         run_trial(sweep, folder, number, display, changes_on_resume(sweep))
         told(studies.rows(study, sweep)[number])
@@ -86,11 +83,11 @@ def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Cal
 
 def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[[dict[str, Any]], None]) -> None:
     """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
-    running: dict[int, Job] = {}
+    running: dict[int, Done] = {}
     reached: dict[int, list[Any]] = {}
     poll = 0.2
     while True:
-        for number in [n for n, job in running.items() if job.done()]:
+        for number in [n for n, done in running.items() if done()]:
             del running[number]
             row = studies.rows(study, sweep)[number]
             if row["state"] != "running":
@@ -102,8 +99,8 @@ def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[
                     f"trial {number} ended {STUCK} times without getting further: {_last_line(jobs.log(number))} "
                     f"Its output: {jobs.log(number)}."
                 )
-        while len(running) < jobs.limit and (number := _next(study, sweep, set(running))) is not None:  # type: ignore[assignment]
-            running[number] = jobs.attach(number) or jobs.submit(number)
+        while len(running) < jobs.limit and (following := _next(study, sweep, set(running))) is not None:
+            running[following] = jobs.attach(following) or jobs.submit(following)
             poll = 0.2
         if not running:
             return
@@ -112,7 +109,7 @@ def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[
 
 
 def _next(study: Any, sweep: Sweep, running: set[int]) -> int | None:
-    """An open trial that does not run, else a new one, else none."""
+    """The next trial to run: an open one, else a new one, else none."""
     open_ = [n for n in studies.unfinished(study) if n not in running]
     if open_:
         return open_[0]
@@ -152,12 +149,14 @@ def finish(sweep: Sweep, folder: Path, study: Any) -> dict[str, Any]:
         config = sweep.config_for(best["params"])
         config = resolve(merge(config.model_dump(), {"data": {"holdout": 0}}))
         warning = (
-            f"chosen on {sweep.base.data.holdout} held-out training samples; here nothing is held out and epochs are scored on the test set"
+            f"chosen on {sweep.base.data.holdout} held-out training samples; "
+            "here nothing is held out and epochs are scored on the test set"
             if sweep.base.data.holdout
             else "CHOSEN ON THE TEST SET: its test accuracy is optimistic and no result"
         )
         head = (
-            f"# trial {best['trial']}, the best of {len(rows)} of the sweep {folder.name}: {sweep.score} {best['value']:.4f};\n"
+            f"# trial {best['trial']}, the best of {len(rows)} of the sweep {folder.name}: "
+            f"{sweep.score} {best['value']:.4f};\n"
             f"# {warning}.\n# mpd-agl train --config {folder / 'best.toml'}\n"
         )
         write_atomic(folder / "best.toml", (head + to_toml(config)).encode())

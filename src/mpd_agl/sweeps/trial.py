@@ -1,4 +1,4 @@
-"""One trial of a sweep: an ordinary run in an ordinary run folder, whose epochs are reported and which may be ended early."""
+"""One trial of a sweep: an ordinary run whose epochs are reported to the study, and which the pruner may end early."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,12 @@ from typing import Any
 from mpd_agl.errors import InputError
 from mpd_agl.sweeps.config import SCORES, Sweep
 from mpd_agl.sweeps.optuna_study import open_study, open_trial, tell, unfinished
-from mpd_agl.train.observe import Display
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Display, Progress
 from mpd_agl.train.signals import Stopped
 
 
 class Pruned(Stopped):
-    """The pruner ended the run: its last epoch is in its metrics, and no checkpoint is written for it."""
+    """The pruner ended the run. The loop has saved it after the epoch that decided."""
 
     def __init__(self, step: int) -> None:
         super().__init__("the pruner", step)
@@ -23,61 +22,42 @@ def run_path(folder: Path, number: int) -> Path:
     return folder / "trials" / f"trial-{number:04d}"
 
 
-class Reporting:
+class Reporting(Display):
     """A display that also reports each epoch's score to the study, and ends the run if the pruner says so."""
 
     def __init__(self, display: Display, trial: Any, score: str, reported: set[int]) -> None:
         self.display, self.trial, self.score, self.reported = display, trial, score, reported
-        self._epochs = 0
+        for name in ("step", "figures", "note", "close"):
+            setattr(self, name, getattr(display, name))
 
-    @property
-    def scored(self) -> str:
-        """As the display."""
-        return self.display.scored
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
+        """As the display. A run that was killed between its pruning and telling the study ends now."""
+        self.epochs = epochs
+        if progress.epoch in self.reported:
+            self._prune(progress.epoch, progress.step)
+        self.display.start(title, epochs, steps_per_epoch, progress, scored)
 
-    @scored.setter
-    def scored(self, word: str) -> None:
-        self.display.scored = word
-
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
-        """As the display."""
-        self._epochs = epochs
-        self.display.start(title, epochs, steps_per_epoch, progress)
-
-    def step(self, progress: Progress) -> None:
-        """As the display."""
-        self.display.step(progress)
-
-    def figures(self, figures: dict[str, float]) -> None:
-        """As the display."""
-        self.display.figures(figures)
-
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """Report an epoch's end; one that was reported before the run was killed is not reported again."""
-        self.display.event(event)
-        if event["event"] != "epoch":
+        self.display.logged(line)
+        if line["log"] != "epoch":
             return
-        epoch: int = event["epoch"]
+        epoch: int = line["epoch"]
         if epoch not in self.reported:
-            self.trial.report(event[self.score], epoch)
+            self.trial.report(line[self.score], epoch)
             self.reported.add(epoch)
-        if epoch < self._epochs and self.trial.should_prune():
-            raise Pruned(event["step"])
+        self._prune(epoch, line["step"])
 
-    def note(self, text: str) -> None:
-        """As the display."""
-        self.display.note(text)
-
-    def close(self) -> None:
-        """As the display."""
-        self.display.close()
+    def _prune(self, epoch: int, step: int) -> None:
+        if epoch < self.epochs and self.trial.should_prune():
+            raise Pruned(step)
 
 
 def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes: dict[str, Any]) -> None:
     """Start the trial's run, or continue it, and tell the study how it ended.
 
-    A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the sweep goes on; what
-    would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
+    A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the
+    sweep goes on; what would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
     """
     from mpd_agl.runs.training import resume, start
     from mpd_agl.train.runfolder import MARK

@@ -3,8 +3,8 @@
     epoch-0003-step-00001200/
         model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
 
-A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest of itself, so that no
-bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
+A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest
+of itself, so that no bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
 """
 
 import hashlib
@@ -24,8 +24,7 @@ from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.records.files import canonical, sync_folder, write_synced
-from mpd_agl.train.disk import explain
+from mpd_agl.records.files import canonical, explain, sync_folder, write_synced
 
 FORMAT = 1
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})")
@@ -45,7 +44,7 @@ class Position(NamedTuple):
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written; the text is a short clause that names the file."""
+    """A checkpoint has changed since it was written; the text names the file."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Checkpoint:
 
 
 def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; one of that position that is already there is the same one, and stays."""
+    """Write a checkpoint. If there is one of this position already, it holds the same, and stays."""
     target = root / at.folder
     if target.exists():
         return target
@@ -127,7 +126,7 @@ def read(path: Path) -> Checkpoint:
         tensors = {n.removesuffix(".safetensors"): load_tensors(d) for n, d in content.items() if n != "state.json"}
         state = json.loads(content["state.json"])
     except (SafetensorError, ValueError, KeyError, RecursionError):
-        raise Damaged("its manifest is right and its content is none of ours") from None
+        raise Damaged("its manifest is right, but its content is not a checkpoint's") from None
     if not isinstance(state, dict):
         raise Damaged("state.json is no JSON object")
     return Checkpoint(at, tensors, state)
@@ -197,7 +196,10 @@ def positions(root: Path) -> list[Position]:
 
 
 def newest(root: Path, note: Callable[[str], None], *, set_aside: bool) -> Checkpoint | None:
-    """The newest checkpoint that is whole. Damaged ones are named through `note` and, if asked, renamed to `*.damaged`."""
+    """The newest checkpoint that is whole.
+
+    Damaged ones are named through `note` and, if asked, renamed to `*.damaged`.
+    """
     saved, damages = None, []
     for at in reversed(positions(root)):
         path = root / at.folder

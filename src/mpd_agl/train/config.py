@@ -1,17 +1,20 @@
-"""The loop's settings: typed, frozen, checked when made. 0 stands for "off" where a number is optional, so that TOML can say all of it."""
+"""The loop's settings: typed, frozen, checked when made.
+
+0 stands for "off" where a number is optional, so that TOML can say all of it.
+"""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Section(BaseModel):
-    """A table of the configuration: frozen, no unknown fields, finite numbers; attribute docstrings are the help texts."""
+class ConfigTable(BaseModel):
+    """A table of the configuration: frozen, no unknown fields, finite numbers. Docstrings of fields are the help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class OptimConfig(Section):
+class OptimConfig(ConfigTable):
     """Optimizer and schedule."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -32,7 +35,7 @@ class OptimConfig(Section):
     """Largest norm of the gradient; 0: no clipping."""
 
 
-class LossConfig(Section):
+class LossConfig(ConfigTable):
     """What is minimised."""
 
     name: Literal["ce", "tet"] = "ce"
@@ -43,7 +46,7 @@ class LossConfig(Section):
     tet_target: float = 1.0
 
 
-class LoopConfig(Section):
+class LoopConfig(ConfigTable):
     """How long, how large, on what."""
 
     epochs: int = Field(default=150, ge=1)
@@ -66,7 +69,7 @@ class LoopConfig(Section):
     """Threads that make batches ahead."""
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(ConfigTable):
     """When a run is saved. Every epoch's end is; these are further times."""
 
     every_steps: int = Field(default=0, ge=0)
@@ -77,7 +80,7 @@ class CheckpointConfig(Section):
     """Newest checkpoints that are kept, beside the best epoch's."""
 
 
-class TrackConfig(Section):
+class TrackConfig(ConfigTable):
     """Where else the metrics go. A tracker that fails is dropped, and the run goes on."""
 
     tensorboard: bool = False

@@ -5,18 +5,17 @@ import sys
 import time
 from typing import Any, Literal
 
-from mpd_agl.train.observe import Display
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.observe import Display, Progress
 
 Style = Literal["auto", "quiet", "json"]
 
 
 def build_display(style: Style) -> Display:
-    """`auto`: live on a terminal, plain lines where the output is none."""
+    """`auto`: live on a terminal, plain lines elsewhere."""
     if style == "json":
         return JsonLines()
     if style == "quiet":
-        return Quiet()
+        return Display()
     return Live() if sys.stdout.isatty() else Lines()
 
 
@@ -32,73 +31,48 @@ def duration(seconds: float) -> str:
     return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
 
 
-def epoch_line(event: dict[str, Any], epochs: int, scored: str = "test") -> str:
+def epoch_line(line: dict[str, Any], epochs: int, scored: str) -> str:
     """One epoch in one line."""
     return (
-        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}  loss {event['train_loss']:.4f}  "
-        f"train {100 * event['train_accuracy']:5.2f} %  {scored} {100 * event['test_accuracy']:5.2f} %  "
-        f"lr {event['lr']:.4g}  {event['images_per_s']:.0f} images/s"
+        f"epoch {line['epoch']:>{len(str(epochs))}}/{epochs}  loss {line['train_loss']:.4f}  "
+        f"train {100 * line['train_accuracy']:5.2f} %  {scored} {100 * line['test_accuracy']:5.2f} %  "
+        f"lr {line['lr']:.4g}  {line['images_per_s']:.0f} images/s"
     )
 
 
-class Quiet:
-    """Warnings go to stderr, nothing else is shown."""
-
-    scored = "test"
-
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
-        """The loop begins."""
-        self.epochs, self.per_epoch = epochs, steps_per_epoch
-        self._first, self._began = progress.step, time.perf_counter()
-
-    def step(self, progress: Progress) -> None:
-        """A step is done."""
-
-    def figures(self, figures: dict[str, float]) -> None:
-        """New figures of the monitor."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """An event went into metrics.jsonl."""
-
-    def note(self, text: str) -> None:
-        """A word to the person."""
-        print(f"mpd-agl: {text}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """The loop has ended."""
-
-    def left_s(self, progress: Progress) -> float | None:
-        """Seconds to the end at the speed of this process so far, evaluation included."""
-        done = progress.step - self._first
-        if not done:
-            return None
-        return (self.epochs * self.per_epoch - progress.step) * (time.perf_counter() - self._began) / done
-
-
-class Mute(Quiet):
+class Mute(Display):
     """For the ranks that are not the first."""
 
     def note(self, text: str) -> None:
         """Rank 0 says it."""
 
 
-class JsonLines(Quiet):
-    """Every event as a line of JSON on stdout: what metrics.jsonl gets."""
+class JsonLines(Display):
+    """Every line of metrics.jsonl on stdout too."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """The event itself."""
-        print(json.dumps(event), flush=True)
+    def logged(self, line: dict[str, Any]) -> None:
+        """The line itself."""
+        print(json.dumps(line), flush=True)
 
 
-class Lines(Quiet):
+class _WithFigures(Display):
+    """Keeps the monitor's figures as text, to be shown once."""
+
+    _figures = ""
+
+    def figures(self, figures: dict[str, float]) -> None:
+        """Keep them."""
+        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
+
+
+class Lines(_WithFigures):
     """A line per epoch, and one now and then within a long epoch."""
 
     every_s = 30.0
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """Say what runs."""
-        super().start(title, epochs, steps_per_epoch, progress)
-        self._figures = ""
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self._shown = time.perf_counter()
         at = f", from epoch {progress.epoch + 1}, step {progress.epoch_step + 1}" if progress.step else ""
         print(f"{title}: {epochs} epochs of {steps_per_epoch} steps{at}", flush=True)
@@ -115,29 +89,24 @@ class Lines(Quiet):
                 flush=True,
             )
 
-    def figures(self, figures: dict[str, float]) -> None:
-        """Kept for the next line."""
-        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
-
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch."""
-        if event["event"] == "epoch":
+        if line["log"] == "epoch":
             self._shown = time.perf_counter()
-            print(epoch_line(event, self.epochs, self.scored) + self._figures, flush=True)
-            self._figures = ""  # an epoch without a look into the layers shows none, not an old one
+            print(epoch_line(line, self.epochs, self.scored) + self._figures, flush=True)
+            self._figures = ""  # the next epoch shows new figures or none, never old ones
 
 
-class Live(Quiet):
+class Live(_WithFigures):
     """A progress bar with the present figures under the epochs' lines."""
 
-    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress) -> None:
+    def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
         """Open the display."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        super().start(title, epochs, steps_per_epoch, progress)
-        self._figures = ""
+        super().start(title, epochs, steps_per_epoch, progress, scored)
         self._console = Console()
         self._console.print(title, style="bold", highlight=False, markup=False)
         self._bars = Bars(
@@ -162,19 +131,16 @@ class Live(Quiet):
             self._epoch,
             description=f"epoch {progress.epoch + 1}/{self.epochs}",
             completed=progress.epoch_step,
-            text=f"loss {progress.loss:.4f}  train {100 * progress.accuracy:.1f} %  {progress.images_per_s:.0f} images/s",
+            text=f"loss {progress.loss:.4f}  train {100 * progress.accuracy:.1f} %  "
+            f"{progress.images_per_s:.0f} images/s",
         )
         remaining = f"{duration(left)} left" if left is not None else ""
         self._bars.update(self._all, completed=progress.step, text=remaining + self._figures)
 
-    def figures(self, figures: dict[str, float]) -> None:
-        """Shown beside the run's bar."""
-        self._figures = "".join(f"  {name} {100 * value:.1f} %" for name, value in figures.items())
-
-    def event(self, event: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """A line per epoch, above the bars."""
-        if event["event"] == "epoch":
-            self._bars.console.print(epoch_line(event, self.epochs, self.scored), highlight=False, markup=False)
+        if line["log"] == "epoch":
+            self._bars.console.print(epoch_line(line, self.epochs, self.scored), highlight=False, markup=False)
             self._figures = ""
 
     def note(self, text: str) -> None:

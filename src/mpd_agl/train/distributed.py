@@ -1,17 +1,16 @@
 """The processes of a run (ranks), as torchrun starts them; one process is the trivial case and needs no process group.
 
-Every rank trains on its share of each batch, and DDP adds the gradients. Rank 0 alone reads and writes the run's folder and speaks to the
-person; what others must know of it they are sent, so that no disk need be shared.
-Messages between ranks are numbers and text: nothing that could run code.
+Every rank trains on its share of each batch, and DDP adds the gradients. Rank 0 alone reads and writes the run's
+folder and speaks to the person; what others must know of it they are sent, so that no disk need be shared. Messages
+between ranks are numbers and text: nothing that could run code.
 """
 
 import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import RunFolder
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for a silent one. One that dies is noticed at once, by its closed connections."""
@@ -39,13 +37,19 @@ class EndedTogether(Exception):
 
 
 class Ranks:
-    """One process: rank 0 of a world of 1. What is summed, gathered or sent stays as it is."""
+    """The processes of a run, as one of them sees them. Alone, what is summed, gathered or sent stays as it is.
 
-    rank, world, local_rank, backend = 0, 1, 0, "none"
+    Several are connected: numbers and text go through gloo, tensors on GPUs through NCCL.
+    """
 
-    def __init__(self, launch: str = "") -> None:
-        self.launch = launch
-        """The launch that started this process: the same after a restart, another for another launch; empty without a launcher."""
+    rank, world, backend = 0, 1, "none"
+
+    def __init__(self, launch: str = "", *, local_rank: int = 0, connected: bool = False) -> None:
+        self.launch, self.local_rank = launch, local_rank
+        """`launch` names what started this process, also after a restart; it is empty without a launcher."""
+        if connected:
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+            self.backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
 
     @property
     def first(self) -> bool:
@@ -54,63 +58,16 @@ class Ranks:
 
     def sum(self, values: list[float]) -> list[float]:
         """Each value's sum over the ranks, in float64."""
-        return values
+        return values if self.world == 1 else _reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.SUM)
 
     def most(self, value: int) -> int:
         """The largest of the ranks' values."""
-        return value
+        return value if self.world == 1 else int(_reduced(torch.tensor([value]), dist.ReduceOp.MAX)[0])
 
     def texts(self, text: str) -> list[str]:
         """Every rank's text, cut to its first 400 bytes."""
-        return [text]
-
-    def from_first(self, data: bytes) -> bytes:
-        """Rank 0's bytes, on all ranks."""
-        return data
-
-    def in_turn(self) -> AbstractContextManager[None]:
-        """A node's first rank goes through before its others: what it downloads or converts they find done."""
-        return nullcontext()
-
-    def device(self, name: str) -> str:
-        """The device of this rank."""
-        return name
-
-    def parallel(self, net: nn.Module, device: torch.device) -> nn.Module:
-        """The network as it is called in training; its gradients are then sums over the ranks."""
-        return net
-
-    def guard(self) -> AbstractContextManager[None]:
-        """Tell a lost connection by `PeerLost`."""
-        return nullcontext()
-
-
-ALONE = Ranks()
-
-
-class Group(Ranks):
-    """Several processes, connected. Numbers and text go through gloo; tensors on GPUs through NCCL."""
-
-    def __init__(self, launch: str = "", local_rank: int = 0) -> None:
-        super().__init__(launch)
-        self.rank, self.world, self.local_rank = dist.get_rank(), dist.get_world_size(), local_rank
-        self.backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
-
-    def sum(self, values: list[float]) -> list[float]:
-        """Each value's sum over the ranks, in float64."""
-        return self._reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.SUM)
-
-    def most(self, value: int) -> int:
-        """The largest of the ranks' values."""
-        return int(self._reduced(torch.tensor([value]), dist.ReduceOp.MAX)[0])
-
-    def _reduced(self, values: Tensor, how: Any) -> list[float]:
-        dist.all_reduce(values, op=how)
-        found: list[float] = values.tolist()
-        return found
-
-    def texts(self, text: str) -> list[str]:
-        """Every rank's text, cut to its first 400 bytes."""
+        if self.world == 1:
+            return [text]
         data = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
         rows = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(rows, torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -119,15 +76,15 @@ class Group(Ranks):
     def from_first(self, data: bytes) -> bytes:
         """Rank 0's bytes, on all ranks."""
         size = self.most(len(data) if self.first else 0)
-        if not size:
-            return b""
+        if self.world == 1 or not size:
+            return data if self.world == 1 else b""
         content = torch.frombuffer(bytearray(data if self.first else bytes(size)), dtype=torch.uint8)
         dist.broadcast(content, 0)
         return content.numpy().tobytes()
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """A node's first rank goes through before its others: what it downloads or converts they find done."""
+        """Let a node's first rank go first: the others then find what it has downloaded or converted."""
         if self.local_rank:
             self.most(0)
         yield
@@ -135,15 +92,17 @@ class Group(Ranks):
             self.most(0)
 
     def device(self, name: str) -> str:
-        """This rank's own GPU, where there are GPUs."""
+        """The device of this rank: its own GPU, where there are several ranks and GPUs."""
+        if self.world == 1:
+            return name
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda":
             count = torch.cuda.device_count()
             if self.local_rank >= count:
                 raise InputError(
-                    f"train.device is cuda with {self.local_rank + 1} or more processes on a machine with {count} GPUs. "
-                    "Start one process per GPU, or use --train.device cpu."
+                    f"train.device is cuda with {self.local_rank + 1} or more processes on a machine "
+                    f"with {count} GPUs. Start one process per GPU, or use --train.device cpu."
                 )
             torch.cuda.set_device(self.local_rank)
             return f"cuda:{self.local_rank}"
@@ -154,11 +113,14 @@ class Group(Ranks):
         return name
 
     def parallel(self, net: nn.Module, device: torch.device) -> nn.Module:
-        """DDP around the network.
+        """The network as it is called in training; with several ranks DDP adds up its gradients.
 
-        Buffers are not sent around: every rank computes the same. Gradients are added, not averaged: losses carry their weights. Buckets
-        are never rebuilt (`find_unused_parameters`), so that sums are made in the same order after a restart.
+        Buffers are not sent around, because every rank computes the same. Gradients are added, not averaged, because
+        losses carry their weights. Buckets are never rebuilt (`find_unused_parameters`), so that sums have the same
+        order after a restart.
         """
+        if self.world == 1:
+            return net
         with _no_warnings():  # of the option's new name, which older versions of torch do not know
             parallel = DistributedDataParallel(
                 _Spare(net, device),
@@ -175,9 +137,19 @@ class Group(Ranks):
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error):
+            lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error)
+            if self.world > 1 and lost:
                 raise PeerLost(_reason(error)) from error
             raise
+
+
+ALONE = Ranks()
+
+
+def _reduced(values: Tensor, how: Any) -> list[float]:
+    dist.all_reduce(values, op=how)
+    found: list[float] = values.tolist()
+    return found
 
 
 def _reason(error: Exception) -> str:
@@ -189,7 +161,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Spare(nn.Module):
-    """A network with one parameter that it has no use for: without any, DDP would warn that `find_unused_parameters` is not needed."""
+    """A network with one unused parameter: without any, DDP warns that `find_unused_parameters` is not needed."""
 
     def __init__(self, net: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -210,7 +182,7 @@ def _add(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
 
 @contextmanager
 def connect() -> Iterator[Ranks]:
-    """The ranks of this process's run, from the environment that torchrun sets; one process where there is none."""
+    """The ranks of this process's run, from the environment that torchrun sets; without it, one process alone."""
     env = os.environ
     launch = env.get("TORCHELASTIC_RUN_ID", "")
     if launch == "none":  # torchrun without --rdzv-id: the agent, which outlives its workers, is the launch
@@ -226,7 +198,7 @@ def connect() -> Iterator[Ranks]:
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"rank {env['RANK']} cannot reach the others: {_reason(error)}") from error
     try:
-        ranks = Group(launch, int(env.get("LOCAL_RANK", "0")))
+        ranks = Ranks(launch, local_rank=int(env.get("LOCAL_RANK", "0")), connected=True)
         with ranks.guard():
             yield ranks
     finally:
@@ -240,31 +212,3 @@ def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class Elsewhere(RunFolder):
-    """A run's folder as ranks other than 0 have it: a path to speak of; nothing is read or written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.checkpoints = path, path / "checkpoints"
-        self.config, self.record = path / "config.toml", path / "record.json"
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Nothing."""
-
-    def start_metrics(self, offset: int) -> int:
-        """Nothing."""
-        return 0
-
-    def log_metrics(self, event: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def sync_metrics(self) -> int:
-        """Nothing."""
-        return 0
-
-    def log(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

@@ -1,22 +1,36 @@
 """Accuracy, loss and the confusion matrix over a data set. Shapes: K classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.train.batches import Batches
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import mean_output
 
 
+class Batches(Protocol):
+    """What training and evaluation need of data: epochs of batches that can be entered at any step.
+
+    `epoch(e, start_step=s)` gives the same batches from the s-th on as an epoch that was never left.
+    """
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        ...
+
+    def epoch(self, epoch: int, start_step: int = 0) -> AbstractContextManager[Iterator[tuple[Tensor, Tensor]]]:
+        """The batches (x, y) of an epoch, entered as a context so that workers end with it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """`confusion_KK[true, predicted]` counts; the loss is the cross-entropy of the mean output, whatever was trained on."""
+    """`confusion_KK[true, predicted]` counts. The loss is the mean output's cross-entropy, whatever is minimised."""
 
     loss: float
     confusion_KK: Tensor
@@ -48,9 +62,10 @@ def evaluate(
     between: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Run the network, in evaluation mode and no longer, over all batches; `between` is called after each and may raise.
+    """Run the network over all batches, in evaluation mode for that time; `between` is called after each and may raise.
 
-    Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's figures.
+    Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's
+    figures.
     """
     modes = {module: module.training for module in net.modules()}
     net.eval()

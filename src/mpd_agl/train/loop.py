@@ -1,93 +1,131 @@
-"""The loop: epochs, steps, evaluation, checkpoints, resume. It knows nothing of what it trains; everything arrives built.
+"""The loop: epochs, steps, evaluation, checkpoints, resume. It knows nothing of what it trains.
 
-A run is a function of its configuration alone. The state after step s is the same whether the process ran through or was killed and
-resumed any number of times: data order and augmentation depend on (seed, epoch, step), and a checkpoint holds the rest.
+A run is a function of its configuration alone. The state after step s is the same whether the process ran through or
+was killed and resumed any number of times: data order and augmentation depend on (seed, epoch, step), and a
+checkpoint holds the rest.
 """
 
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.train import checkpoint, finite
-from mpd_agl.train.batches import Batches
+from mpd_agl.train import checkpoint
 from mpd_agl.train.config import CheckpointConfig, LoopConfig, OptimConfig
 from mpd_agl.train.distributed import EndedTogether
-from mpd_agl.train.evaluate import evaluate
-from mpd_agl.train.observe import Display, Observer
-from mpd_agl.train.optim import learning_rate
-from mpd_agl.train.optimstate import pack_optimizer, unpack_optimizer
-from mpd_agl.train.progress import Progress
+from mpd_agl.train.evaluate import Batches, evaluate
+from mpd_agl.train.observe import Display, Observer, Progress
+from mpd_agl.train.optim import learning_rate, pack_optimizer, unpack_optimizer
 from mpd_agl.train.rng import restore_rng, rng_state
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.signals import Stopped, StopRequest
-from mpd_agl.train.step import NotFinite, Stepper
+from mpd_agl.train.step import NotFinite, Stepper, bad, bad_state
 from mpd_agl.train.trackers import Trackers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Everything a run needs, built."""
+class LoopSettings(Protocol):
+    """The sections of a run's configuration that the loop reads."""
 
-    title: str
-    stepper: Stepper
-    train: Batches
-    test: Batches
-    observer: Observer
-    display: Display
-    trackers: Trackers
-    folder: RunFolder
-    loop: LoopConfig
-    optim: OptimConfig
-    saving: CheckpointConfig
-    run: str = ""
-    """A digest of all that the weights follow from: a checkpoint of another run is not taken for one of this."""
+    @property
+    def train(self) -> LoopConfig: ...  # noqa: D102
+
+    @property
+    def optim(self) -> OptimConfig: ...  # noqa: D102
+
+    @property
+    def checkpoint(self) -> CheckpointConfig: ...  # noqa: D102
+
+
+class Trainable(Protocol):
+    """What the loop takes: a run with everything that its configuration asks for, built (`runs.build.BuiltRun`)."""
+
+    @property
+    def config(self) -> LoopSettings: ...  # noqa: D102
+
+    @property
+    def stepper(self) -> Stepper:
+        """The network, its optimizer, its loss, its device and its ranks."""
+        ...
+
+    @property
+    def train(self) -> Batches:
+        """The batches to train on."""
+        ...
+
+    @property
+    def test(self) -> Batches:
+        """The batches that every epoch is scored on."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """The run in one line, for people."""
+        ...
+
+    @property
+    def scored(self) -> str:
+        """What `test` is: `test` or `validation` samples."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of all that the weights follow from, so that no checkpoint of another run is taken for one of this run."""
+        ...
 
 
 class Trainer:
-    """`Trainer(job).fit()` runs, or continues after `restore(checkpoint)`; returns the progress at the end."""
+    """`Trainer(run, folder, display).fit()` trains, or continues after `restore(checkpoint)`."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.progress = job, Progress()
-        self.net: nn.Module = job.stepper.net
-        self.device, self.ranks = job.stepper.device, job.stepper.ranks
+    def __init__(
+        self,
+        run: Trainable,
+        folder: RunFolder,
+        display: Display,
+        observers: Sequence[Observer] = (),
+        trackers: Trackers | None = None,
+    ) -> None:
+        self.run, self.folder, self.display, self.observers = run, folder, display, observers
+        self.trackers = trackers or Trackers({}, display.note)
+        self.stepper, self.ranks, self.net = run.stepper, run.stepper.ranks, run.stepper.net
+        self.device = self.stepper.device
+        self.progress = Progress()
         self._stop = StopRequest(patient=bool(self.ranks.launch))
         self._saved_at = self._mark = time.perf_counter()
 
     def fit(self) -> Progress:
         """Train to the last epoch. `Stopped` after a signal, with everything saved."""
-        job, p = self.job, self.progress
+        run, p, epochs = self.run, self.progress, self.run.config.train.epochs
         self._mark = self._saved_at = time.perf_counter()
         self.net.train()
         with self._stop:
-            job.display.start(job.title, job.loop.epochs, len(job.train), p)
+            self.display.start(run.title, epochs, len(run.train), p, run.scored)
             try:
-                while p.epoch < job.loop.epochs:
-                    self._epoch()
+                while p.epoch < epochs:
+                    self._epoch(epochs)
             finally:
-                job.display.close()
+                self.display.close()
         return p
 
-    def _epoch(self) -> None:
-        job, p = self.job, self.progress
-        lr = learning_rate(job.optim, p.epoch, job.loop.epochs)
-        for group in job.stepper.optimizer.param_groups:
+    def _epoch(self, epochs: int) -> None:
+        p = self.progress
+        lr = learning_rate(self.run.config.optim, p.epoch, epochs)
+        for group in self.stepper.optimizer.param_groups:
             group["lr"] = lr
         began = time.perf_counter()
-        with job.train.epoch(p.epoch, p.epoch_step) as batches:
+        with self.run.train.epoch(p.epoch, p.epoch_step) as batches:
             for x, y in batches:
                 self._step(x, y)
                 p.epoch_s += time.perf_counter() - began
-                job.display.step(p)
+                self.display.step(p)
                 self._end_if_asked()
                 if self._due():
                     self.save()
                 began = time.perf_counter()
+        self._read()
         scores, speed = self._scores()
         p.last = scores
         if p.best is None or scores["test_accuracy"] > p.best["test_accuracy"]:
@@ -95,43 +133,60 @@ class Trainer:
         p.epoch += 1
         p.begin_epoch()
         self._tick()
-        self._log({"event": "epoch", "lr": lr, **scores, **speed, "elapsed_s": round(p.elapsed_s, 3)})
+        try:
+            self._log({"log": "epoch", "lr": lr, **scores, **speed, "elapsed_s": round(p.elapsed_s, 3)})
+        except Stopped:  # a display ends the run here, as a sweep's pruner does: the epoch is complete and is kept
+            self.save()
+            raise
         self.save()
-        if p.epoch < job.loop.epochs:
+        if p.epoch < epochs:
             self._end_if_asked()
 
     def _step(self, x: Tensor, y: Tensor) -> None:
-        job, p = self.job, self.progress
-        job.observer.before(p.step)
+        p = self.progress
+        looking = [observer.before(p.step) for observer in self.observers]
         try:
-            result = job.stepper(x.to(self.device), y.to(self.device))
-        except (NotFinite, InputError) as error:
-            raise self._failure(error, x) from error
-        seen = job.observer.after(p.step)
+            self.stepper.step(x.to(self.device), y.to(self.device))
+        except (
+            InputError
+        ) as error:  # a layer refuses what it is given; where ranks share a batch, it does so on all of them
+            own = "the input holds NaN or Inf" if self.ranks.world > 1 and bad(x) else str(error).rstrip(".")
+            raise self._failure(own, p.epoch_step + 1) from error
         p.step, p.epoch_step = p.step + 1, p.epoch_step + 1
-        p.loss_sum += result.loss * result.count
-        p.correct, p.seen = p.correct + result.correct, p.seen + result.count
-        if seen is not None:
-            job.display.figures(seen.figures)
-            self._log({**seen.event, "step": p.step, "epoch": p.epoch + 1})
+        if any(looking) or self.stepper.unread >= self.stepper.read_every:
+            self._read()
+        for observer in self.observers:
+            if (seen := observer.after(p.step - 1)) is None:
+                continue
+            self.display.figures(seen.figures)
+            self._log({**seen.line, "step": p.step, "epoch": p.epoch + 1})
             for warning in seen.warnings:
-                self._log({"event": "warning", "step": p.step, "epoch": p.epoch + 1, **warning})
-                job.folder.log(f"warning: {warning['text']}")
-                job.display.note(warning["text"])
+                self._log({"log": "warning", "step": p.step, "epoch": p.epoch + 1, **warning})
+                self.folder.log(f"warning: {warning['text']}")
+                self.display.note(warning["text"])
 
-    def _failure(self, error: Exception, x: Tensor) -> Exception:
-        """The end of a run whose step is not finite: all ranks are here, each tells what it saw, rank 0 tells the person."""
-        job, p = self.job, self.progress
-        own = "the input holds NaN or Inf" if self.ranks.world > 1 and finite.bad(x) else str(error)
+    def _read(self) -> None:
+        """Take the results of the steps since the last reading into the epoch's sums."""
+        p = self.progress
+        try:
+            results = self.stepper.read()
+        except NotFinite as error:
+            raise self._failure(str(error), p.epoch_step - error.ago) from error
+        for result in results:
+            p.loss_sum += result.loss * result.count
+            p.correct, p.seen = p.correct + result.correct, p.seen + result.count
+
+    def _failure(self, own: str, step: int) -> Exception:
+        """The end of a run at a bad step: all ranks are here, each tells what it saw, rank 0 tells the person."""
         seen: dict[str, int] = {}
         for rank, text in enumerate(self.ranks.texts(own)):
             seen.setdefault(text, rank)
         if not self.ranks.first:
             return EndedTogether(own)
-        what = own if len(seen) == 1 else "; ".join(f"rank {rank}: {text.rstrip('.')}" for text, rank in seen.items())
-        where = f"epoch {p.epoch + 1}, step {p.epoch_step + 1} of {len(job.train)}"
-        kept = checkpoint.positions(job.folder.checkpoints)
+        what = own if len(seen) == 1 else "; ".join(f"rank {rank}: {text}" for text, rank in seen.items())
+        kept = checkpoint.positions(self.folder.checkpoints)
         stands = f"checkpoint {kept[-1].folder} stands" if kept else "no checkpoint was written yet"
+        where = f"epoch {self.progress.epoch + 1}, step {step} of {len(self.run.train)}"
         return InputError(
             f"training stopped at {where}: {what}. Nothing bad was saved, {stands}. "
             "Try a smaller --optim.lr, --optim.clip_norm 1, or look at the data."
@@ -139,14 +194,13 @@ class Trainer:
 
     def _scores(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Of the epoch that has just been trained: its scores, and what depends on the clock."""
-        job, p = self.job, self.progress
+        p, stepper = self.progress, self.stepper
         began = time.perf_counter()
-        net = self.net if job.stepper.ema is None else job.stepper.ema.net
         test = evaluate(
-            net,
-            job.test,
+            self.net if stepper.ema is None else stepper.ema.net,
+            self.run.test,
             self.device,
-            autocast=job.stepper.autocast,
+            autocast=stepper.autocast,
             between=self._end_if_asked,
             ranks=self.ranks,
         )
@@ -165,10 +219,10 @@ class Trainer:
             "test_s": round(test_s, 3),
         }
 
-    def _log(self, event: dict[str, Any]) -> None:
-        self.job.folder.log_metrics(event)
-        self.job.trackers.log(event)
-        self.job.display.event(event)
+    def _log(self, line: dict[str, Any]) -> None:
+        self.folder.log_metrics(line)
+        self.trackers.log(line)
+        self.display.logged(line)
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -176,13 +230,14 @@ class Trainer:
         self._mark = now
 
     def _due(self) -> bool:
-        saving = self.job.saving
+        saving = self.run.config.checkpoint
         by_steps = saving.every_steps and self.progress.step % saving.every_steps == 0
         minutes = (time.perf_counter() - self._saved_at) / 60
-        return bool(by_steps or (saving.every_minutes and minutes >= saving.every_minutes))
+        # clocks differ, so the ranks agree on it: a save reads the steps, which all ranks do together
+        return bool(self.ranks.most(bool(by_steps or (saving.every_minutes and minutes >= saving.every_minutes))))
 
     def _end_if_asked(self) -> None:
-        """All ranks end at the same step, whichever was asked to."""
+        """End all ranks at the same step, whichever of them was asked to."""
         asked = self.ranks.most(signal.Signals[self._stop.asked] if self._stop.asked else 0)
         if asked:
             self.save()
@@ -190,46 +245,48 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this moment; weights with a NaN are never written. Rank 0 has all there is to save."""
-        job, p = self.job, self.progress
+        p, stepper = self.progress, self.stepper
+        self._read()
+        self._saved_at = time.perf_counter()
         if not self.ranks.first:
             return
-        if name := finite.bad_state(self.net):
+        if name := bad_state(self.net):
             raise InputError(
-                f"training stopped at epoch {p.epoch + 1}, step {p.epoch_step}: {name} is not finite. Nothing bad was saved. "
-                "Try a smaller --optim.lr."
+                f"training stopped at epoch {p.epoch + 1}, step {p.epoch_step}: {name} is not finite. "
+                "Nothing bad was saved. Try a smaller --optim.lr."
             )
         self._tick()
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self.net.state_dict(),
-            "optimizer": pack_optimizer(job.stepper.optimizer, self.net),
+            "optimizer": pack_optimizer(stepper.optimizer, self.net),
         }
-        if job.stepper.ema is not None:
-            tensors["ema"] = job.stepper.ema.net.state_dict()
+        if stepper.ema is not None:
+            tensors["ema"] = stepper.ema.net.state_dict()
         state = {
-            "run": job.run,
+            "run": self.run.digest,
             "progress": p.to_dict(),
             "rng": rng_state(self.device),
-            "scaler": job.stepper.scaler.state_dict(),
-            "observer": job.observer.state(),
+            "scaler": stepper.scaler.state_dict(),
+            "observers": [observer.state() for observer in self.observers],
             "threads": torch.get_num_threads(),
             "world": self.ranks.world,
-            "metrics_bytes": job.folder.sync_metrics(),
+            "metrics_bytes": self.folder.sync_metrics(),
         }
         best = None if p.best is None else checkpoint.Position(p.best["epoch"], p.best["step"])
-        checkpoint.save(job.folder.checkpoints, checkpoint.Position(p.epoch, p.step), tensors, state)
-        checkpoint.prune(job.folder.checkpoints, job.saving.keep_last, best)
-        self._saved_at = time.perf_counter()
+        checkpoint.save(self.folder.checkpoints, checkpoint.Position(p.epoch, p.step), tensors, state)
+        checkpoint.prune(self.folder.checkpoints, self.run.config.checkpoint.keep_last, best)
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, generators, counters."""
-        job = self.job
-        if saved.state["run"] != job.run:
+        if saved.state["run"] != self.run.digest:
             raise InputError("it was written by a run with another configuration")
+        stepper = self.stepper
         self.net.load_state_dict(saved.tensors["model"])
-        unpack_optimizer(job.stepper.optimizer, self.net, saved.tensors["optimizer"])
-        if job.stepper.ema is not None:
-            job.stepper.ema.net.load_state_dict(saved.tensors["ema"])
-        job.stepper.scaler.load_state_dict(saved.state["scaler"])
-        job.observer.restore(saved.state["observer"])
+        unpack_optimizer(stepper.optimizer, self.net, saved.tensors["optimizer"])
+        if stepper.ema is not None:
+            stepper.ema.net.load_state_dict(saved.tensors["ema"])
+        stepper.scaler.load_state_dict(saved.state["scaler"])
+        for observer, state in zip(self.observers, saved.state["observers"], strict=True):
+            observer.restore(state)
         restore_rng(saved.state["rng"], self.device)
         self.progress = Progress(**saved.state["progress"])

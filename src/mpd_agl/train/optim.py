@@ -1,16 +1,21 @@
-"""Optimizers and the learning rate as a function of the epoch: nothing to save but the epoch itself."""
+"""Optimizers, their state as named tensors, and the learning rate as a function of the epoch."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpd_agl.train.config import OptimConfig
 
 
-def build_optimizer(net: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer that a configuration names, over all parameters of the network."""
+def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimizer that a configuration names, over all parameters of the network.
+
+    `fused`: torch's single kernel, which skips a step by a flag on the device; on a GPU nothing then waits for the
+    step.
+    """
     groups: list[dict[str, Any]]
     parameters = [p for p in net.parameters() if p.requires_grad]
     if config.decay_on == "all":
@@ -27,13 +32,14 @@ def build_optimizer(net: nn.Module, config: OptimConfig) -> torch.optim.Optimize
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             weight_decay=config.weight_decay,
+            fused=fused or None,
         )
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
+    return kind(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused or None)
 
 
 def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
-    """The rate of an epoch (0 is the first): linear warm-up, then `lr/2 (1 + cos(pi e/E))`, which would be 0 at epoch E.
+    """The rate of an epoch, 0 being the first: linear warm-up, then `lr/2 (1 + cos(pi e/E))`.
 
     >>> [round(learning_rate(OptimConfig(lr=0.1), e, 4), 4) for e in range(4)]
     [0.1, 0.0854, 0.05, 0.0146]
@@ -44,3 +50,33 @@ def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
         return config.lr
     done = (epoch - config.warmup_epochs) / max(1, epochs - config.warmup_epochs)
     return 0.5 * config.lr * (1 + math.cos(math.pi * done))
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
+    """Momenta and the like as tensors `<what>:<parameter>`, for safetensors.
+
+    Learning rates follow from the configuration.
+    """
+    names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
+    return {
+        f"{what}:{names[parameter]}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for parameter, state in optimizer.state.items()
+        for what, value in state.items()
+        if value is not None
+    }
+
+
+@torch.no_grad()
+def unpack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the state back, each tensor in its parameter's memory layout."""
+    parameters = dict(net.named_parameters())
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        what, _, name = key.partition(":")
+        parameter = parameters[name]
+        if value.shape == parameter.shape and value.dim():
+            placed = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        else:
+            on_host = what == "step" and not optimizer.defaults.get("fused")
+            placed = value.clone() if on_host else value.to(parameter.device, copy=True)
+        optimizer.state[parameter][what] = placed

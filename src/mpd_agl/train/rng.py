@@ -35,7 +35,8 @@ def restore_rng(state: dict[str, Any], device: torch.device = _CPU) -> None:
     cuda = state["cuda"]
     if bool(cuda) != (device.type == "cuda"):
         raise InputError(
-            f"the run was saved on a {'GPU' if cuda else 'CPU'} and is to continue on {device}. Resume it on a device of its own kind."
+            f"the run was saved on a {'GPU' if cuda else 'CPU'} and is to continue on {device}. "
+            "Resume it on a device of its own kind."
         )
     torch.set_rng_state(_bytes(state["torch"]))
     if cuda:

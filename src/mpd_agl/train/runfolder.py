@@ -3,7 +3,6 @@
 runs/<name>/  config.toml  metrics.jsonl  record.json  log.txt  checkpoints/  model.safetensors (at the end)
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpd_agl.errors import InputError
-from mpd_agl.records.files import write_atomic
-from mpd_agl.train.disk import explain
+from mpd_agl.records.files import explain, lock_file, write_atomic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 MARK = "config.toml"
 PATIENCE_S = 0.1
-"""How long a lock is tried for: `in_use` of another process holds it for a moment."""
+"""How long to try for the lock, because `in_use` in another process holds it for a moment."""
 
 
 def check_name(name: str) -> str:
@@ -30,8 +28,8 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or ".." in name or name.endswith(".") or _RESERVED.fullmatch(name):
         got = repr(name) if len(name) <= 120 else f"{name[:120]!r} and {len(name) - 120} characters more"
         raise InputError(
-            f"a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name that Windows "
-            f"reserves, got {got}. Use --runs-dir for the folder."
+            "a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name "
+            f"that Windows reserves, got {got}. Use --runs-dir for the folder."
         )
     return name
 
@@ -42,9 +40,12 @@ def now() -> str:
 
 
 class RunFolder:
-    """An open, locked run folder. Use as a context manager; the lock goes with the process, however it ends."""
+    """An open, locked run folder. Use it as a context manager; the lock ends with the process, however that ends.
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    Without a lock it is the folder as ranks other than 0 have it: a path to speak of, and nothing is read or written.
+    """
+
+    def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
         self.checkpoints = path / "checkpoints"
         self.config, self.record = path / MARK, path / "record.json"
@@ -78,13 +79,17 @@ class RunFolder:
 
     def write(self, path: Path, data: bytes) -> None:
         """Replace a file of the folder."""
+        if self._lock is None:
+            return
         try:
             write_atomic(path, data)
         except OSError as error:
             raise explain(error, path) from error
 
     def start_metrics(self, offset: int) -> int:
-        """Open metrics.jsonl and cut off what was written behind a checkpoint's offset; the number of bytes that are missing before it."""
+        """Open metrics.jsonl and cut it off at a checkpoint's offset; return how many bytes it is too short."""
+        if self._lock is None:
+            return 0
         path = self.path / "metrics.jsonl"
         try:
             self._metrics = open(path, "ab", buffering=0, opener=_no_link)  # noqa: SIM115 (closed with the folder)
@@ -94,24 +99,30 @@ class RunFolder:
             raise explain(error, path) from error
         return missing
 
-    def log_metrics(self, event: dict[str, Any]) -> None:
-        """Append one line, at once."""
+    def log_metrics(self, line: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl, at once."""
+        if self._lock is None:
+            return
         assert self._metrics is not None
-        line = json.dumps(event, allow_nan=False).encode() + b"\n"
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
-            if self._metrics.write(line) != len(line):
+            if self._metrics.write(data) != len(data):
                 raise OSError(28, "No space left on device")
         except OSError as error:
             raise explain(error, self.path / "metrics.jsonl", "The last checkpoint stands.") from error
 
     def sync_metrics(self) -> int:
-        """Wait until the disk has the metrics; the offset that a checkpoint must remember."""
+        """Wait until the disk has the metrics; return the offset that a checkpoint must remember."""
+        if self._lock is None:
+            return 0
         assert self._metrics is not None
         os.fsync(self._metrics.fileno())
         return self._metrics.seek(0, os.SEEK_END)
 
     def log(self, text: str) -> None:
-        """One line for people into log.txt: starts, stops, damage, warnings. Never stops a run."""
+        """One line for people into log.txt: starts, stops, damage, warnings. It never stops a run."""
+        if self._lock is None:
+            return
         try:
             with open(self.path / "log.txt", "a", encoding="utf-8", opener=_no_link) as file:
                 file.write(f"{now()} {text}\n")
@@ -122,7 +133,8 @@ class RunFolder:
         """Let go of the folder."""
         if self._metrics is not None:
             self._metrics.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -132,7 +144,7 @@ class RunFolder:
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:
-    """One sentence if a new run cannot have this folder: a process uses it, or something is there that may not be deleted."""
+    """Refuse a folder that a new run cannot have: it is in use, or something is there that may not be deleted."""
     if path.is_symlink():
         raise InputError(
             f"{path} is a link, and a new run stays in its own folder. Choose another --name or --runs-dir."
@@ -154,7 +166,8 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
         raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
     if content and not overwrite:
         raise InputError(
-            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, or use another --name."
+            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, "
+            "or use another --name."
         )
     return content
 
@@ -171,32 +184,23 @@ def in_use(path: Path) -> bool:
     """Whether a process has the run open now."""
     try:
         with (path / ".lock").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not lock_file(file, shared=True)
     except OSError:
         return False
-    return False
 
 
 def _lock(path: Path) -> IO[str]:
     """Take the folder's lock, or say who has it."""
     file = open(path / ".lock", "a+", encoding="utf-8", opener=_no_link)  # noqa: SIM115 (the folder's owner closes it)
     until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(PATIENCE_S / 10)
-                continue
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            file.close()
-            raise InputError(
-                f"run folder {path} is in use by {owner}. Wait for it, or choose another --name."
-            ) from None
+    while not lock_file(file):
+        if time.monotonic() < until:
+            time.sleep(PATIENCE_S / 10)
+            continue
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise InputError(f"run folder {path} is in use by {owner}. Wait for it, or choose another --name.")
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
@@ -205,5 +209,5 @@ def _lock(path: Path) -> IO[str]:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file of the folder itself, never what a link of its name leads to."""
+    """Open a file of the folder; refuse a link, which could lead anywhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_SAVED = 75
-"""Stopped by a signal, saved, can be continued (EX_TEMPFAIL: a scheduler may start it again)."""
+"""The run was stopped by a signal, is saved and can be continued (EX_TEMPFAIL: a scheduler may start it again)."""
 EXIT_AT_ONCE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,9 +21,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """While it is entered, a signal sets `asked`; the loop looks at it between steps. Does nothing outside the main thread.
+    """While it is entered, a signal sets `asked`, which the loop reads between steps; only in the main thread.
 
-    `patient`: further signals change nothing. A launcher passes on what the terminal has sent already, and kills what does not end.
+    `patient`: further signals change nothing. A launcher passes on what the terminal has sent already, and kills what
+    does not end.
     """
 
     def __init__(self, *, patient: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B behind one small interface. A tracker that fails is dropped with a word, and the run goes on."""
+"""TensorBoard and W&B behind one small interface. A tracker that fails is dropped with a note, and the run goes on."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +9,10 @@ from mpd_agl.train.config import TrackConfig
 
 
 class Tracker(Protocol):
-    """Takes the same events that metrics.jsonl gets."""
+    """Takes the same lines that metrics.jsonl gets."""
 
-    def log(self, event: dict[str, Any]) -> None:
-        """One event."""
+    def log(self, line: dict[str, Any]) -> None:
+        """One line."""
 
     def close(self) -> None:
         """The run has ended."""
@@ -26,10 +26,10 @@ class TensorBoard:
 
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
-    def log(self, event: dict[str, Any]) -> None:
-        """Numbers of an event under its kind."""
-        for name, value in numbers(event).items():
-            self.writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
+    def log(self, line: dict[str, Any]) -> None:
+        """The numbers of a line under its kind."""
+        for name, value in numbers(line).items():
+            self.writer.add_scalar(f"{line['log']}/{name}", value, line["step"])
 
     def close(self) -> None:
         """Flush."""
@@ -46,18 +46,18 @@ class WandB:
             project=project, name=folder.name, id=folder.name, dir=str(folder), config=config, resume="allow"
         )
 
-    def log(self, event: dict[str, Any]) -> None:
-        """Numbers of an event under its kind."""
-        self.run.log({f"{event['event']}/{n}": v for n, v in numbers(event).items()}, step=event["step"])
+    def log(self, line: dict[str, Any]) -> None:
+        """The numbers of a line under its kind."""
+        self.run.log({f"{line['log']}/{n}": v for n, v in numbers(line).items()}, step=line["step"])
 
     def close(self) -> None:
         """Finish."""
         self.run.finish()
 
 
-def numbers(event: dict[str, Any]) -> dict[str, float]:
-    """The plain numbers of an event."""
-    return {n: float(v) for n, v in event.items() if isinstance(v, int | float) and n != "step"}
+def numbers(line: dict[str, Any]) -> dict[str, float]:
+    """The plain numbers of a line."""
+    return {n: float(v) for n, v in line.items() if isinstance(v, int | float) and n != "step"}
 
 
 class Trackers:
@@ -72,10 +72,10 @@ class Trackers:
     def _make(self, name: str, make: Callable[[], Tracker]) -> None:
         self._all[name] = make()
 
-    def log(self, event: dict[str, Any]) -> None:
-        """Hand an event to each."""
+    def log(self, line: dict[str, Any]) -> None:
+        """Hand a line to each."""
         for name, tracker in list(self._all.items()):
-            self._guard(name, partial(tracker.log, event))
+            self._guard(name, partial(tracker.log, line))
 
     def close(self) -> None:
         """Close each."""
