@@ -60,7 +60,8 @@ def jelly_plain(depth: int, tau: float, shape: str) -> Callable[[float, float], 
                 layer.BatchNorm2d(16, step_mode="m"),
                 neuron.LIFNode(tau=tau, v_threshold=v_th, surrogate_function=shapes[shape], step_mode="m"),
             ]
-        return nn.Sequential(*parts, layer.Flatten(step_mode="m"), layer.Linear(16 * 196, 10, step_mode="m"))
+        pool, flat = layer.AdaptiveAvgPool2d(3, step_mode="m"), layer.Flatten(step_mode="m")
+        return nn.Sequential(*parts, pool, flat, layer.Linear(16 * 9, 10, step_mode="m"))
 
     return make
 
@@ -86,7 +87,7 @@ class TorchConv(nn.Module):
         self.lifs = nn.ModuleList(
             snn.Leaky(beta=beta, threshold=v_th, spike_grad=surrogate.atan(alpha=2.0 * sharpness)) for _ in range(depth)
         )
-        self.out = nn.Linear(16 * 49, 10)
+        self.out = nn.Linear(16 * 9, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         mems: list[Any] = [lif.init_leaky() for lif in self.lifs]
@@ -95,7 +96,7 @@ class TorchConv(nn.Module):
             s = x
             for k, (conv, lif) in enumerate(zip(self.convs, self.lifs, strict=True)):
                 s, mems[k] = lif(conv(s), mems[k])
-            logits.append(self.out(F.avg_pool2d(s, 2).flatten(1)))
+            logits.append(self.out(F.adaptive_avg_pool2d(s, 3).flatten(1)))
         return torch.stack(logits).mean(0)
 
 

@@ -177,6 +177,7 @@ def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
         elif isinstance(block, ZhengBlock):
             assert isinstance(block.conv2, SpikingBlock)
             (shortcut,) = block.conv2.currents
+            assert isinstance(shortcut, Current)
             second = graph.current(f"{name}.shortcut", shortcut, flow)
             flow = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow), second)
     if flow.shape[1] > 1:

@@ -156,7 +156,9 @@ def name_mistakes(table: Mapping[str, Any], options: set[str] = frozenset()) -> 
     from mpd_agl.data.splits import RULES
     from mpd_agl.models import MODELS
     from mpd_agl.nn import METHODS
+    from mpd_agl.plugins import load_plugins
 
+    load_plugins()
     registries: dict[str, tuple[str, Iterable[str]]] = {
         "method": ("method", METHODS),
         "model.name": ("model", MODELS),
