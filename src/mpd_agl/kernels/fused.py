@@ -77,7 +77,7 @@ class _Fused(torch.autograd.Function):
         g_TMC, _, _, dkept_MC = grads
         if g_TMC is None and dkept_MC is None:
             return (None,) * 12
-        saved = (None if a is None else a.detach() for a in ctx.saved_tensors)
+        saved: Any = (None if a is None else a.detach() for a in ctx.saved_tensors)
         x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T, v_th_C, kept_0_MC, gain_T = saved
         step: _Step = ctx.step
         if g_TMC is None:
@@ -228,7 +228,7 @@ class _Neuron:
             raise InputError(f"gain_T must hold one factor per timestep, ({T},), got {tuple(self.gain_T.shape)}.")
 
 
-def _vectors(x: Tensor, C: int, *, scalars: bool = False, **vectors: Tensor) -> list[Tensor]:
+def _vectors(x: Tensor, C: int, vectors: dict[str, Tensor], *, scalars: bool = False) -> list[Tensor]:
     """Per-channel vectors in the membrane's dtype, each checked; `scalars` lets one value stand for all channels."""
     for name, a in vectors.items():
         if a.shape != (C,) and not (scalars and a.dim() == 0):
@@ -257,11 +257,11 @@ def _run(
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
     dtype, C = plain.compute_dtype(x_SMC), layout.inner
     names = ("gamma", "beta", "running_mean", "running_var")
-    gamma, beta, mean, var = _vectors(x, C, **dict(zip(names, vectors_C, strict=True)))
+    gamma, beta, mean, var = _vectors(x, C, dict(zip(names, vectors_C, strict=True)))
     per_channel = {"tau": torch.as_tensor(neuron.tau, dtype=dtype, device=x.device)}
     if not neuron.is_default:
         per_channel["v_th"] = torch.as_tensor(neuron.v_th, dtype=dtype, device=x.device)
-    tau, *v_th = _vectors(x, C, scalars=True, **per_channel)
+    tau, *v_th = _vectors(x, C, per_channel, scalars=True)
     if (
         neuron.decay_input
     ):  # (1 - tau) i: the same step behind a smaller affine map, through which autograd finds its part of dtau
@@ -351,7 +351,7 @@ def tdbn_neuron(
     norm_v_th = v_th if norm_v_th is None else norm_v_th
     amplitude = alpha
     if isinstance(norm_v_th, Tensor):
-        (scale_to,) = _vectors(x_SNC, layout.inner, scalars=True, norm_v_th=norm_v_th)
+        (scale_to,) = _vectors(x_SNC, layout.inner, {"norm_v_th": norm_v_th}, scalars=True)
         gamma_C = gamma_C * scale_to  # Eq. 4: a gradient reaches this v_th
     else:
         amplitude = alpha * norm_v_th
@@ -466,10 +466,10 @@ def probe(
     x_SMC, C = layout.rows(x_SNC), layout.inner
     dtype = plain.compute_dtype(x_SMC)
     x_SMC = x_SMC.to(dtype)
-    mean, scale, beta = _vectors(x_SNC, C, mean=mean_C, scale=scale_C, beta=beta_C)
+    mean, scale, beta = _vectors(x_SNC, C, {"mean": mean_C, "scale": scale_C, "beta": beta_C})
     both = {"tau": tau, "v_th": v_th}
     both_C = {name: torch.as_tensor(a, dtype=dtype, device=x_SNC.device) for name, a in both.items()}
-    tau_C, v_th_C = (a.expand(C).contiguous() for a in _vectors(x_SNC, C, scalars=True, **both_C))
+    tau_C, v_th_C = (a.expand(C).contiguous() for a in _vectors(x_SNC, C, both_C, scalars=True))
     kappa = kappa_T.to(dtype).contiguous()
     kept = None if kept_0 is None else layout.rows(kept_0.unsqueeze(0))[0].to(dtype)
     run = native.probe if resolved.name == "native" and x_SMC.numel() else plain.probe  # sums of nothing are 0

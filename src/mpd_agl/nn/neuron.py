@@ -74,7 +74,7 @@ class Neuron(nn.Module):
             s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
             s_TNC = s_TNC.to(i_SNC.dtype)
             return s_TNC if residual is None else s_TNC + residual
-        return kernels.neuron(
+        spikes: Tensor = kernels.neuron(
             i_SNC,
             self.tau,
             kappa_T,
@@ -85,6 +85,7 @@ class Neuron(nn.Module):
             detach_reset=self.detach_reset,
             backend=self.backend,
         )
+        return spikes
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
