@@ -1,4 +1,4 @@
-"""The general neuron against `core` in float64: resets, input decay, state, per-channel and learnable tau and v_th, gains, any rank."""
+"""The general neuron against `core` in float64: resets, input decay, state, tau and v_th per channel, any rank."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from mpd_agl.core import SURROGATES, batch_moments, lif, tdbn
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here, neuron, probe, tdbn_neuron
 from tests.kernels.cases import TOLERANCE, difference
+from tests.kernels.test_fused import Own
 
 HERE = [name for name, why in backends_here().items() if not why and name != "compiled"]
 N, C, SPACE = 7, 5, (3, 4)
@@ -53,7 +54,7 @@ def near_an_edge(v_T, v_th, kappa_T, clear=1e-4):
 
 
 class Case:
-    """A neuron with some options: float64 leaves that ask for gradients, and the calls of `core` and of `kernels` on them."""
+    """A neuron with some options: its leaves in float64, and the calls of `core` and of `kernels` on them."""
 
     def __init__(self, T, S, shape, options, channel_dim=2, norm=True, surrogate="rectangular", seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -176,10 +177,10 @@ def test_eager_in_float64_to_the_last_digits(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled():
+def test_compiled_with_a_users_own_surrogate():
     if why := backends_here()["compiled"]:
         pytest.skip(why)
-    Case(2, 2, (N, C), OPTIONS["everything"], surrogate="sigmoid").compare("compiled")
+    Case(2, 2, (N, C), OPTIONS["everything"], surrogate=Own(2.0)).compare("compiled")
 
 
 RANKS = [  # shape behind time, channel_dim

@@ -1,8 +1,10 @@
-"""Event-driven convolution on a CPU: zeros are skipped, and time follows the spikes. The same function as `conv2d`, forward and backward.
+"""Event-driven convolution on a CPU: zeros are skipped, and time follows the spikes. The same function as `conv2d`,
+forward and backward.
 
-An input becomes its active lists once (`ActiveLists`: per pixel the channels that are not zero), and these serve every convolution that
-reads it and, in training, its weight gradient. The input's own gradient is dense and stays torch's. float32 in channels_last memory; for other
-dtypes and devices `why_not` says what is in the way, and the caller takes the dense convolution.
+An input becomes its active lists once (`ActiveLists`: per pixel the channels that are not zero), and these serve every
+convolution that reads it and, in training, its weight gradient. The input's own gradient is dense and stays torch's.
+float32 in channels_last memory; for other dtypes and devices `why_not` says what is in the way, and the caller takes
+the dense convolution.
 """
 
 import ctypes
@@ -156,8 +158,8 @@ def check(
     """What the kernels take for granted, for an input of that shape."""
     if weight.dim() not in (2, 4) or len(shape) != weight.dim():
         raise InputError(
-            f"the event-driven convolution takes (N, C, H, W) with a weight (C_out, C, K, K), or (N, F) with (F_out, F), "
-            f"got an input {tuple(shape)} and a weight {tuple(weight.shape)}."
+            "the event-driven convolution takes (N, C, H, W) with a weight (C_out, C, K, K), "
+            f"or (N, F) with (F_out, F), got an input {tuple(shape)} and a weight {tuple(weight.shape)}."
         )
     for name, a in (("weight", weight), ("bias", bias)):
         if a is not None and (a.dtype != torch.float32 or a.device.type != "cpu"):

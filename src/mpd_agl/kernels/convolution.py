@@ -1,4 +1,5 @@
-"""A convolution or linear layer whose three passes are computed each in a way of its own: torch's dense one, event-driven, Winograd's.
+"""A convolution or linear layer whose three passes are computed each in a way of its own: torch's dense one,
+event-driven, Winograd's.
 
 All ways compute the same function; they differ in time and in the order of additions.
 """
@@ -61,7 +62,7 @@ def ways_of(weight: Tensor, stride: int, padding: int) -> dict[str, tuple[str, .
 
 
 def pack(way: str, weight: Tensor) -> Tensor | None:
-    """A weight in the order in which the forward pass of that way reads it; keep it where the weight does not change."""
+    """A weight in the order in which that way's forward pass reads it; keep it where the weight does not change."""
     if way == "dense":
         return None
     return active.pack(weight) if way == "event" else winograd.pack(weight)
@@ -114,8 +115,9 @@ def input_grad(way: str, shape: torch.Size, weight: Tensor, grad: Tensor, stride
 class _Conv(torch.autograd.Function):
     """Where the weight gradient is event-driven, keeps the lists and not the input.
 
-    That is a byte for each of its floats where all lists are 1, five bytes where their values are kept; channels are counted up to a
-    multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see them.
+    That is a byte for each of its floats where all lists are 1, five bytes where their values are kept; channels are
+    counted up to a multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see
+    them.
     """
 
     @staticmethod

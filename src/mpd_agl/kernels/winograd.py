@@ -1,8 +1,10 @@
-"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36 (winograd.cpp).
+"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36
+(winograd.cpp).
 
-With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices hold 0, 1 and 1/2
-only, so float32 errors stay near those of the direct sum. The input gradient is the same function of the kernel turned round, the weight
-gradient its transpose. float32 in channels_last memory on a CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
+With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices
+hold 0, 1 and 1/2 only, so float32 errors stay near those of the direct sum. The input gradient is the same function of
+the kernel turned round, the weight gradient its transpose. float32 in channels_last memory on a CPU, channels in
+multiples of 16; `why_not` says what is in the way elsewhere.
 """
 
 import ctypes
@@ -59,7 +61,7 @@ def _out(x: Tensor, padding: int) -> list[int]:
 
 
 def pack(weight: Tensor, *, turned: bool = False) -> Tensor:
-    """The transform of a weight (C_out, C_in, 3, 3), for `forward`; turned round and with its channels exchanged, for `input_grad`."""
+    """The transform of a weight (C_out, C_in, 3, 3) for `forward`; turned, channels exchanged, for `input_grad`."""
     _check(weight, 1)
     w = weight.detach().permute((0, 2, 3, 1) if turned else (1, 2, 3, 0)).contiguous()
     g = _geometry((1, w.shape[0], 3, 3), w.shape[3], 1)
