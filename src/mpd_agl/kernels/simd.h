@@ -1,5 +1,5 @@
-// What the hand-written loops share: a vector of the SIMD level's width, checked memory, the threads of a parallel region, small integer
-// helpers. Compiled once per level, so everything is in an anonymous namespace.
+// What the hand-written loops share: a vector of the SIMD level's width, checked memory, the threads of a parallel
+// region, small integer helpers. Compiled once per level, so everything is in an anonymous namespace.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -44,8 +44,8 @@ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 //     #pragma omp parallel num_threads(team.size)
 //     { Member member(team); ... }
 //     team.join();
-// ThreadSanitizer cannot see the barriers of an OpenMP runtime that was built without it. These calls tell it what the barriers order; in
-// other builds they do nothing.
+// ThreadSanitizer cannot see the barriers of an OpenMP runtime that was built without it. These calls tell it what the
+// barriers order; in other builds they do nothing.
 struct Team {
     int size = 1;
     char started = 0, finished = 0;
@@ -96,7 +96,8 @@ class Memory {
     }
     template <class F> F *take(int64_t count) {
         constexpr int64_t most_bytes = INT64_MAX / 2;
-        if (used == MOST_BLOCKS || count < 0 || count > most_bytes / static_cast<int64_t>(sizeof(F)) || !mpd_agl_may_allocate()) {
+        if (used == MOST_BLOCKS || count < 0 || count > most_bytes / static_cast<int64_t>(sizeof(F)) ||
+            !mpd_agl_may_allocate()) {
             complete = false;
             return nullptr;
         }
