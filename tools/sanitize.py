@@ -37,16 +37,21 @@ def run(kind: str, tests: list[str]) -> int:
     base = ROOT / "build" / f"sanitize-{kind.replace(',', '-')}"
     build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(base), "--build-lib", str(base / "lib")]
     subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "MPD_AGL_SANITIZE": kind})
-    preload, options = KINDS[kind]
+    preload, options = [library(name) for name in KINDS[kind][0]], KINDS[kind][1]
+    if kind == "thread":
+        helper = base / "tsan_openmp.so"
+        source = ROOT / "tools" / "tsan_openmp.cpp"
+        subprocess.run(["g++", "-O1", "-fPIC", "-shared", str(source), "-o", str(helper), "-ldl"], check=True)
+        preload.append(str(helper))
     environment = {
         **os.environ,
         **options,
-        "LD_PRELOAD": " ".join(map(library, preload)),
+        "LD_PRELOAD": " ".join(preload),
         "PYTHONPATH": str(base / "lib"),
         "MPD_AGL_TEST_THREADS": "2",
     }
     # ThreadSanitizer needs addresses where it expects them, so they are not randomised.
-    command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "pytest", "-q", "-x"]
+    command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "pytest", "-q", "-x", "--capture=sys"]
     print(f"-fsanitize={kind}", flush=True)
     chosen = ["-k", "not compiled and not openmp", *(tests or ["tests/kernels"])]
     return subprocess.run([*command, *chosen], cwd=ROOT, env=environment).returncode

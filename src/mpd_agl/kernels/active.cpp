@@ -24,17 +24,13 @@ int64_t slot_size(int64_t C) { return C >= LIST_BLOCK ? LIST_BLOCK : up(C, 8) * 
 
 int scan(const float *x, const ActiveLists *lists) {
     int any = 0;
-    Team team;
-    team.start();
-#pragma omp parallel num_threads(team.size)
+#pragma omp parallel
     {
-        Member member(team);
         unsigned other = 0;
 #pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < lists->rows; row++) other |= scan_row(x + row * lists->C, lists, row);
         if (other) __atomic_store_n(&any, 1, __ATOMIC_RELAXED);
     }
-    team.join();
     return any;
 }
 
@@ -47,25 +43,18 @@ int64_t packed_size(const Geometry *g) {
 void pack(const Geometry *g, const float *weight, float *packed) {
     const int64_t taps = g->K * g->K, blocks = up(g->C_in, LIST_BLOCK), size = tile_size(g),
                   tiles = up(g->C_out, ROW) * blocks * taps;
-    Team team;
-    team.start();
-#pragma omp parallel num_threads(team.size)
-    {
-        Member member(team);
-#pragma omp for schedule(static) nowait
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t tap = tile % taps, c0 = tile / taps % blocks * LIST_BLOCK, o0 = tile / taps / blocks * ROW;
-            const int64_t C = least(LIST_BLOCK, g->C_in - c0), O = least(ROW, g->C_out - o0);
-            float *__restrict out = packed + tile * size;
-            if (C * ROW < size || O < ROW) std::memset(out, 0, size * sizeof(float));
-            for (int64_t c1 = 0; c1 < C; c1 += 16)  // a line of the weights at a time
-                for (int64_t o = 0; o < O; o++) {
-                    const float *__restrict in = weight + ((o0 + o) * taps + tap) * g->C_in + c0;
-                    for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c * ROW + o] = in[c];
-                }
-        }
+#pragma omp parallel for schedule(static)
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t tap = tile % taps, c0 = tile / taps % blocks * LIST_BLOCK, o0 = tile / taps / blocks * ROW;
+        const int64_t C = least(LIST_BLOCK, g->C_in - c0), O = least(ROW, g->C_out - o0);
+        float *__restrict out = packed + tile * size;
+        if (C * ROW < size || O < ROW) std::memset(out, 0, size * sizeof(float));
+        for (int64_t c1 = 0; c1 < C; c1 += 16)  // a line of the weights at a time
+            for (int64_t o = 0; o < O; o++) {
+                const float *__restrict in = weight + ((o0 + o) * taps + tap) * g->C_in + c0;
+                for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c * ROW + o] = in[c];
+            }
     }
-    team.join();
 }
 
 // sum += the rows that the list selects, even and odd places in two chains; values of 1 are added, others multiplied
@@ -130,10 +119,9 @@ int forward_as(const Geometry *g, const ActiveLists *lists, const float *packed,
     Memory memory;
     const auto all_sums = memory.each<float>(team, group * SUBTILE * ROW);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *sums = all_sums[member];
 #pragma omp for schedule(dynamic) nowait
         for (int64_t item = 0; item < groups; item++) {
@@ -158,7 +146,6 @@ int forward_as(const Geometry *g, const ActiveLists *lists, const float *packed,
             }
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -359,15 +346,13 @@ template <bool VALUES> int weight_grad_as(const Geometry *g, const ActiveLists *
     const auto all_rows = memory.each<float>(team, margin + WINDOW * ROW),
                all_sums = memory.each<float>(team, LIST_BLOCK * taps * ROW);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
-#pragma omp for schedule(dynamic) nowait
+        const Member member;
+#pragma omp for schedule(dynamic)
         for (int64_t window = 0; window < w.windows; window++) transpose<VALUES>(w, g, lists, window, t);
-        member.barrier();
         float *rows = all_rows[member] + margin, *sums = all_sums[member];
-#pragma omp for schedule(dynamic) nowait
+#pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks * chunks; task++) {
             const int64_t chunk = task / tasks, o0 = task % tasks / lists->blocks * ROW,
                           c0 = task % lists->blocks * LIST_BLOCK;
@@ -384,7 +369,6 @@ template <bool VALUES> int weight_grad_as(const Geometry *g, const ActiveLists *
                         for (int64_t c = c1; c < least(c1 + 16, C); c++) out[c] = sums[(c * taps + tap) * ROW + o];
                     }
         }
-        member.barrier();
         if (chunks > 1) {
 #pragma omp for schedule(static) nowait
             for (int64_t i = 0; i < dw_size; i++) {
@@ -394,7 +378,6 @@ template <bool VALUES> int weight_grad_as(const Geometry *g, const ActiveLists *
             }
         }
     }
-    team.join();
     return DONE;
 }
 

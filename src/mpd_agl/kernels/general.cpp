@@ -38,10 +38,9 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s,
     const Threshold th(memory, n, P);
     const auto all_kept = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict kept = all_kept[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
         const float *__restrict tau = th.tau, *__restrict v_th = th.v_th;
@@ -64,7 +63,6 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s,
             if (kept_out) std::memcpy(kept_out + at, kept, count * sizeof(float));
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -104,10 +102,9 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
     const auto all_acc_tau = memory.each<float>(team, P), all_acc_th = memory.each<float>(team, P);
     const auto all_acc_kappa = memory.each<float>(team, KAPPA ? T * P : 0);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *kept = all_kept[member], *v = all_v[member];
         float *__restrict after = all_after[member], *__restrict acc = all_acc[member],
                           *__restrict acc_x = all_acc_x[member];
@@ -185,7 +182,6 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
             }
         }
     }
-    team.join();
     const auto finish = [&](double *partial, float *out) {
         fold(partial, plane.chunks, P, C);
         for (int64_t c = 0; c < C; c++) out[c] = static_cast<float>(partial[c]);
@@ -228,10 +224,9 @@ template <bool SOFT> int probe_as(const Neuron *n, const float *x, double *resul
     double *partial = memory.take<double>(plane.chunks * T * 6);
     const auto all_kept = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict kept = all_kept[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
         const float *__restrict tau = th.tau, *__restrict v_th = th.v_th;
@@ -269,7 +264,6 @@ template <bool SOFT> int probe_as(const Neuron *n, const float *x, double *resul
             }
         }
     }
-    team.join();
     for (int64_t j = 0; j < T * 6; j++) {
         result[j] = 0;
         for (int64_t b = 0; b < plane.chunks; b++) result[j] += partial[b * T * 6 + j];

@@ -16,10 +16,9 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
     double *partial = memory.take<double>(plane.chunks * P), *partial2 = memory.take<double>(plane.chunks * P);
     const auto all_sum = memory.each<float>(team, P), all_square = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict sum = all_sum[member], *__restrict square = all_square[member];
 #pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < plane.chunks; b++) {
@@ -58,7 +57,6 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
             }
         }
     }
-    team.join();
     fold(partial, plane.chunks, P, C);
     fold(partial2, plane.chunks, P, C);
     for (int64_t c = 0; c < C; c++) {
@@ -80,10 +78,9 @@ template <int STEPS, bool RESIDUAL> int forward_as(const Neuron *n, const float 
     const Channels ch(memory, n, P);
     const auto all_v = memory.each<float>(team, STEPS ? 0 : P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict v = all_v[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
 #pragma omp for schedule(static) nowait
@@ -120,7 +117,6 @@ template <int STEPS, bool RESIDUAL> int forward_as(const Neuron *n, const float 
             }
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -156,10 +152,9 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
     const auto all_acc_x = memory.each<float>(team, P), all_acc_tau = memory.each<float>(team, P);
     const auto all_acc_kappa = memory.each<float>(team, KAPPA ? P * T : 0);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict v = all_v[member], *__restrict next = all_next[member], *__restrict total = all_total[member];
         float *__restrict acc = all_acc[member], *__restrict acc_x = all_acc_x[member],
                           *__restrict acc_tau = all_acc_tau[member];
@@ -273,7 +268,6 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
             }
         }
     }
-    team.join();
     fold(part_dv, plane.chunks, P, n->C);
     fold(part_dv_x, plane.chunks, P, n->C);
     for (int64_t c = 0; c < n->C; c++)
@@ -319,24 +313,17 @@ int normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const flo
                    const float *m1_C, const float *m2_C) {
     Plane plane(rows, C);
     const int64_t P = plane.P;
-    Team team;
     Memory memory;
     const float *mean = repeat(memory, mean_C, C, P), *scale = repeat(memory, scale_C, C, P);
     const float *m1 = repeat(memory, m1_C, C, P), *m2 = repeat(memory, m2_C, C, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
-#pragma omp parallel num_threads(team.size)
-    {
-        Member member(team);
-#pragma omp for schedule(static) nowait
-        for (int64_t tile = 0; tile < plane.tiles; tile++) {
-            const int64_t count = plane.length(tile);
-            const float *__restrict row = x + tile * P;
-            float *__restrict d = dv + tile * P;
-            LOOP (int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
-        }
+#pragma omp parallel for schedule(static)
+    for (int64_t tile = 0; tile < plane.tiles; tile++) {
+        const int64_t count = plane.length(tile);
+        const float *__restrict row = x + tile * P;
+        float *__restrict d = dv + tile * P;
+        LOOP (int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
     }
-    team.join();
     return DONE;
 }
 

@@ -192,33 +192,26 @@ int64_t packed_size(const Geometry *g) { return POINTS * up(g->C_out, PANEL) * g
 // packed [POINTS][panel][C_in][PANEL of C_out]
 void pack(const Geometry *g, const float *weight, int turned, float *packed) {
     const int64_t C = g->C_in, O = g->C_out, stride = up(O, PANEL) * C * PANEL;
-    Team team;
-    team.start();
-#pragma omp parallel num_threads(team.size)
-    {
-        Member member(team);
-#pragma omp for schedule(static) nowait
-        for (int64_t c = 0; c < C; c++)
-            for (int64_t o = 0; o < O; o += LANES) {
-                vec h[4][3];
+#pragma omp parallel for schedule(static)
+    for (int64_t c = 0; c < C; c++)
+        for (int64_t o = 0; o < O; o += LANES) {
+            vec h[4][3];
 #pragma GCC unroll 3
-                for (int j = 0; j < 3; j++) {
-                    const float *w = weight + c * 9 * O + o;
-                    const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
-                              g2 = load(w + (turned ? 2 - j : 6 + j) * O);
-                    h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
-                }
-                float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    store(to + 4 * i * stride, h[i][0]);
-                    store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
-                    store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
-                    store(to + (4 * i + 3) * stride, h[i][2]);
-                }
+            for (int j = 0; j < 3; j++) {
+                const float *w = weight + c * 9 * O + o;
+                const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
+                          g2 = load(w + (turned ? 2 - j : 6 + j) * O);
+                h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
             }
-    }
-    team.join();
+            float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                store(to + 4 * i * stride, h[i][0]);
+                store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
+                store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
+                store(to + (4 * i + 3) * stride, h[i][2]);
+            }
+        }
 }
 
 int convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
@@ -235,10 +228,9 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
     float *zeros = memory.take<float>(g->W * C);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, g->W * C * sizeof(float));
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *V = all_V[member], *M = all_M[member], *nowhere = all_nowhere[member];
 #pragma omp for schedule(dynamic) nowait
         for (int64_t b = 0; b < blocks; b++) {
@@ -260,7 +252,6 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
             transform_output(t, M, first, tiles, O, bias, nowhere, y);
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -276,12 +267,11 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     float *zeros = memory.take<float>(g->W * C + g->OW * O), *sums = memory.take<float>(chunks * size);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *X = all_X[member], *Y = all_Y[member];
-#pragma omp for schedule(dynamic) nowait
+#pragma omp for schedule(dynamic)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             float *sum = sums + chunk * size;
             std::memset(sum, 0, size * sizeof(float));
@@ -299,7 +289,6 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                     }
             }
         }
-        member.barrier();
 #pragma omp for schedule(static) nowait
         for (int64_t c = 0; c < C; c++)
             for (int64_t o = 0; o < O; o++) {
@@ -321,7 +310,6 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                 }
             }
     }
-    team.join();
     return DONE;
 }
 
