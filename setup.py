@@ -1,8 +1,10 @@
-"""Builds the optional native CPU kernels: one source, compiled once per SIMD level, without torch or Python headers.
+"""Builds the optional native CPU kernels: each source compiled once per SIMD level, without torch or Python headers.
 
-Where no C++ compiler works the install goes on; the reason is kept beside the package, and `native` tells it when asked for.
+Where no C++ compiler works the install goes on. The reason is kept beside the package, and backend `native` gives it to
+whoever asks for it.
 """
 
+import os
 import platform
 from pathlib import Path
 
@@ -24,6 +26,11 @@ X86_LEVELS = {
     "avx512": ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],
 }
+# For `make sanitize`: the kernels with a sanitizer in them, and lines in its reports.
+if kind := os.environ.get("MPD_AGL_SANITIZE"):
+    SANITIZE = [f"-fsanitize={kind}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g"]
+else:
+    SANITIZE = []
 
 
 class BuildNative(build_ext):
@@ -49,16 +56,16 @@ class BuildNative(build_ext):
                 [str(KERNELS / name) for name in ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp")],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
-                extra_postargs=[*COMMON, *openmp, *flags],
+                extra_postargs=[*COMMON, *openmp, *flags, *SANITIZE],
             )
         # No -lgomp: the symbols resolve to the OpenMP runtime that torch has loaded, so there is one thread pool.
         objects += self.compiler.compile(
             [str(KERNELS / "dispatch.cpp")],
             output_dir=str(Path(self.build_temp) / "dispatch"),
             macros=[("HAVE_X86_LEVELS", "1" if "avx2" in levels else "0")],
-            extra_postargs=[*COMMON, *openmp],
+            extra_postargs=[*COMMON, *openmp, *SANITIZE],
         )
-        self.compiler.link_shared_object(objects, str(target))
+        self.compiler.link_shared_object(objects, str(target), extra_postargs=SANITIZE)
         Path(target.parent / "_native_build_error.txt").unlink(missing_ok=True)
 
 

@@ -62,7 +62,7 @@ def test_autograd_of_the_equations_is_the_written_recursion(T, name, detach_rese
 
 @pytest.mark.parametrize("T", [1, 2, 3, 6])
 def test_smooth_sequence_against_finite_differences(T):
-    """With the soft step in place of the spike everything is smooth: autograd of the sequence must be the numerical gradient."""
+    """With the soft step for a spike everything is smooth: autograd of the sequence must be the numerical gradient."""
     torch.manual_seed(T)
     soft = get_surrogate("sigmoid").soft_step
     i_T = torch.randn(T, 5, dtype=torch.float64, requires_grad=True)
@@ -73,6 +73,80 @@ def test_smooth_sequence_against_finite_differences(T):
         return lif(i_T, torch.sigmoid(rho), kappa_T, fire=lambda u, kappa, t: soft(u, kappa))[0]
 
     assert torch.autograd.gradcheck(run, (i_T, rho, kappa_T), eps=1e-6, atol=1e-7, rtol=1e-6)
+
+
+def test_soft_reset_and_input_decay_by_hand():
+    # v1 = 0.8 fires, keeps 0.3; v2 = 0.5*0.3 + 0.4 = 0.55 fires, keeps 0.05; v3 = 0.025 + 0.1
+    i_T = torch.tensor([[0.8], [0.4], [0.1]], dtype=torch.float64)
+    kappa_T = torch.ones(3, dtype=torch.float64)
+    s_T, v_T, kept = lif(i_T, 0.5, kappa_T, reset="soft", return_state=True)
+    assert v_T.flatten().tolist() == pytest.approx([0.8, 0.55, 0.125])
+    assert s_T.flatten().tolist() == [1, 1, 0]
+    assert kept.tolist() == pytest.approx([0.125])
+    # decay_input at tau 0.75: a quarter of each current; from kept_0 = 0.4: 0.3 + 0.2 fires at >=; 0.1; 0.075 + 0.025
+    kept_0 = torch.tensor([0.4], dtype=torch.float64)
+    s_T, v_T = lif(i_T, 0.75, kappa_T, decay_input=True, kept_0=kept_0)
+    assert v_T.flatten().tolist() == pytest.approx([0.5, 0.1, 0.1])
+    assert s_T.flatten().tolist() == [1, 0, 0]
+
+
+def test_gradient_of_the_threshold_and_the_state_by_hand():
+    # one step, soft, rectangular kappa 1: s = [v >= v_th], kept = v - v_th s, loss 3 s + 5 kept, v = tau kept_0 + i
+    i_T = torch.tensor([[0.6, 0.2]], dtype=torch.float64, requires_grad=True)
+    kept_0 = torch.tensor([0.2, 0.2], dtype=torch.float64, requires_grad=True)
+    v_th = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    tau = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    gain_T = torch.tensor([2.0], dtype=torch.float64)
+    s_T, _, kept = lif(
+        i_T,
+        tau,
+        torch.ones(1, dtype=torch.float64),
+        v_th=v_th,
+        reset="soft",
+        kept_0=kept_0,
+        gain_T=gain_T,
+        return_state=True,
+    )
+    (3 * s_T.sum() + 5 * kept.sum()).backward()
+    ds = 3 - 5 * 0.5  # of each neuron; h = gain = 2 at both potentials, 0.7 and 0.3
+    assert i_T.grad.flatten().tolist() == pytest.approx([2 * ds + 5] * 2)
+    assert kept_0.grad.tolist() == pytest.approx([0.5 * (2 * ds + 5)] * 2)
+    assert float(tau.grad) == pytest.approx(0.2 * 2 * (2 * ds + 5))
+    assert float(v_th.grad) == pytest.approx(
+        -2 * 2 * ds - 5
+    )  # through both spikes; through the reset of the one that fired
+
+
+@pytest.mark.parametrize("reset", ["hard", "soft"])
+def test_the_general_sequence_against_finite_differences(reset):
+    torch.manual_seed(0)
+    soft = get_surrogate("sigmoid").soft_step
+    leaves = [
+        torch.randn(3, 2, 4, dtype=torch.float64),
+        torch.rand(4, dtype=torch.float64),
+        torch.rand(4, dtype=torch.float64),
+    ]
+    leaves += [torch.randn(2, 4, dtype=torch.float64), torch.full((3,), 0.9, dtype=torch.float64)]
+
+    def run(i_T, tau, v_th, kept_0, kappa_T):
+        options = {"v_th": v_th, "kept_0": kept_0, "reset": reset, "decay_input": True, "return_state": True}
+        s_T, _, kept = lif(i_T, tau, kappa_T, fire=lambda u, kappa, t: soft(u, kappa), **options)
+        return s_T, kept
+
+    assert torch.autograd.gradcheck(run, [a.requires_grad_() for a in leaves], eps=1e-6, atol=1e-7, rtol=1e-6)
+
+
+def test_what_does_not_fit_is_a_sentence():
+    i_T, kappa_T = torch.randn(3, 2, 4), torch.ones(3)
+    for match, options in {
+        r"tau must be one value, or one per channel .* \(\(4,\)\), got \(2,\)": {"tau": torch.rand(2)},
+        r"v_th must be one value": {"v_th": torch.rand(2, 4)},
+        r"kept_0 must have the shape of one timestep, \(2, 4\)": {"kept_0": torch.zeros(4)},
+        r"gain_T must hold one factor per timestep": {"gain_T": torch.ones(1)},
+        r"unknown reset 'none'": {"reset": "none"},
+    }.items():
+        with pytest.raises(InputError, match=match):
+            lif(i_T, options.pop("tau", 0.2), kappa_T, **options)
 
 
 def test_every_call_starts_at_rest():

@@ -1,4 +1,4 @@
-"""Tests of the theory: draw what a theorem assumes, compare what it predicts, assert the size of the gap where it is approximate."""
+"""Tests of the theory: draw what a theorem assumes, compare what it predicts, assert the gap where it approximates."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_theorem_1_with_channels_apart_paper_falls_short_by_a_known_gap_and_exac
 
 @pytest.mark.parametrize("tau", [0.2, 0.5])
 def test_theorem_2_without_reset_holds_at_t_2_and_misses_the_rest_of_the_leak_sum_later(tau):
-    """Below threshold (no reset) t = 2 is exact; at t = 4 the true variance is the longer sum, the gap is tau^4 + tau^6 of it."""
+    """Below threshold (no reset) t = 2 is exact; at t = 4 the true variance is larger by tau^4 + tau^6."""
     gamma_C, beta_C = affine(0.0)
     i_T = drawn_input(gamma_C, beta_C, T=4, rows=20_000)
     _, v_T = lif(i_T, tau, torch.ones(4, dtype=torch.float64), v_th=1e9)  # a threshold nobody reaches
@@ -70,7 +70,7 @@ def test_theorem_2_without_reset_holds_at_t_2_and_misses_the_rest_of_the_leak_su
 
 
 def test_theorem_2_forgets_the_reset_and_the_gap_is_measured():
-    """With spikes, the reset removes the upper tail of what is kept: mean and variance at t = 2 are lower than predicted."""
+    """The reset removes the upper tail of what is kept: mean and variance at t = 2 are lower than predicted."""
     gamma_C, beta_C = torch.ones(64, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
     tau = 0.5
     i_T = drawn_input(gamma_C, beta_C, T=2, rows=40_000)

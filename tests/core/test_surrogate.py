@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mpd_agl.core import SURROGATES, get_surrogate, noisy_spike, spike
+from mpd_agl.core import SURROGATES, Surrogate, get_surrogate, noisy_spike, register_surrogate, spike
 from mpd_agl.errors import InputError
 
 SHAPES = ["rectangular", "triangular", "sigmoid", "arctan"]
@@ -78,6 +78,33 @@ def test_noisy_spike_mixes_hard_and_soft_and_is_the_soft_gradient():
     out.sum().backward()
     assert u.grad.tolist() == pytest.approx([1.25, 1.25, 1.25, 0.0])
     assert float(slope.grad) == pytest.approx(-0.3 + 0.1 + 0.2)  # d clamp(a u + 1/2)/da = u inside
+
+
+class Flat(Surrogate):
+    name = "flat"
+
+    def grad(self, u, kappa):
+        return torch.ones_like(u) / kappa
+
+
+def test_a_surrogate_registers_once_under_its_name(monkeypatch):
+    monkeypatch.setattr("mpd_agl.core.surrogate.SURROGATES", dict(SURROGATES))
+    own = register_surrogate(Flat())
+    assert get_surrogate("flat") is own
+    assert register_surrogate(Flat()) == own  # the same again
+    u = torch.zeros(2, requires_grad=True)
+    assert torch.autograd.grad(spike(u, 2.0, "flat").sum(), u)[0].tolist() == [0.5, 0.5]
+
+    class Rival(Flat):
+        pass
+
+    with pytest.raises(InputError, match="the name 'flat' belongs to Flat"):
+        register_surrogate(Rival())
+    for wrong in (Flat, "flat", Surrogate):
+        with pytest.raises(InputError, match="takes an object of a Surrogate class with a name"):
+            register_surrogate(wrong)
+    with pytest.raises(InputError, match="surrogate 'flat' has no soft_step, which ASGL's noisy spikes need"):
+        noisy_spike(u, 1.0, torch.ones(2), own)
 
 
 def test_unknown_surrogate_lists_the_near_ones():

@@ -1,9 +1,9 @@
 """The event-driven convolution's order of additions, spelled out in slow Python: what active.cpp computes, bit by bit.
 
-Forward: per output pixel, over blocks of 128 input channels, then taps: the even and the odd entries of the active list (values of 1
-first) are summed from 0 in float32, and both sums, added, go to the pixel's total; the bias comes last. Weight gradient: space is cut
-into windows; in each, the gradient rows of the positions with 1, then of other active ones, are summed from 0, then added to the chunk's
-total; chunks are added at the end, in order.
+Forward: per output pixel, over blocks of 128 input channels, then taps: the even and the odd entries of the active list
+(values of 1 first) are summed from 0 in float32, and both sums, added, go to the pixel's total; the bias comes last.
+Weight gradient: space is cut into windows; in each, the gradient rows of the positions with 1, then of other active
+ones, are summed from 0, then added to the chunk's total; chunks are added at the end, in order.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def forward(x, weight, bias, stride, pad):
 
 
 def windows(N, H, W, K, stride, pad):
-    """Lists of (n, r, q): with tap ky, r is the input row `r * stride + ky % stride - pad` and the output row `r - ky // stride`."""
+    """Lists of (n, r, q): at tap ky the input row is `r stride + ky % stride - pad`, the output `r - ky // stride`."""
     reach = -(-K // stride)
     R, Q = (H - 1 + pad) // stride + 1, (W - 1 + pad) // stride + 1
     wide = min(Q, POSITIONS if reach == 1 else 32)

@@ -1,8 +1,13 @@
+import os
+
 import pytest
 import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
+
+if threads := os.environ.get("MPD_AGL_TEST_THREADS"):  # `make sanitize` looks for races, so it needs more than one
+    torch.set_num_threads(int(threads))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Event-driven convolution against dense autograd in float64, and against its own order of additions bit by bit."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,6 +184,34 @@ def test_weights_biases_and_lists_that_do_not_belong_are_refused():
         convolution.conv(x, weight, lists=active.scan(x[:1]))
     with pytest.raises(InputError, match="lists of 32 rows of 2 channels are not those"):
         convolution.conv(x, weight, lists=active.scan(x[:, :2]))
+
+
+def test_every_public_function_checks_what_it_reads():
+    x, weight = spikes((2, 16, 5, 5), 0.3), torch.randn(4, 16, 3, 3)
+    lists, grad = active.scan(x), torch.randn(2, 4, 5, 5)
+    valued, packed = active.scan(2 * x), active.pack(weight)
+    rest = (weight, None, 1, 1)
+    wrong = [
+        lambda: active.forward(lists, x.shape, *rest, packed=packed[:-1]),
+        lambda: active.forward(lists, x.shape, *rest, packed=packed.double()),
+        lambda: active.forward(lists, x.shape, *rest, packed=torch.zeros(2 * len(packed))[::2]),
+        lambda: active.forward(lists, torch.Size((3, 16, 5, 5)), *rest),
+        lambda: active.forward(replace(lists, index=lists.index[:, :, :8]), x.shape, *rest),
+        lambda: active.forward(replace(lists, index=lists.index.float()), x.shape, *rest),
+        lambda: active.forward(replace(valued, ones=None), x.shape, *rest),
+        lambda: active.forward(replace(valued, value=valued.value[:1]), x.shape, *rest),
+        lambda: active.forward(lists, x.shape, weight, torch.zeros(3), 1, 1),
+        lambda: active.forward(lists, x.shape, torch.randn(4, 16, 7, 7), None, 1, 3),
+        lambda: active.weight_grad(lists, x.shape, weight, grad[:1], 1, 1),
+        lambda: active.weight_grad(lists, x.shape, weight, grad.double(), 1, 1),
+        lambda: active.weight_grad(lists, x.shape, weight, grad, 1, 0),
+        lambda: active.pack(torch.zeros(3)),
+        lambda: active.pack(torch.zeros(2, 2, 3, 3).double()),
+        lambda: active.scan(torch.zeros(2, 3, 4)),
+    ]
+    for run in wrong:
+        with pytest.raises(InputError):
+            run()
 
 
 def test_lists_are_saved_tensors_that_hooks_see():

@@ -1,4 +1,4 @@
-"""Every backend against `core`: spikes, every gradient, running statistics, at awkward sizes, with allocations poisoned by NaN."""
+"""Every backend against `core`: spikes, gradients, statistics, at awkward sizes, with allocations poisoned by NaN."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -85,8 +85,7 @@ def test_eager_in_float64_to_the_last_digits(T, surrogate):
 def test_compiled_against_core():
     if why := backends_here()["compiled"]:
         pytest.skip(why)
-    compare(make_case(3, 3), "compiled", "triangular")
-    compare(make_case(2, 1), "compiled")
+    compare(make_case(2, 1), "compiled", "triangular")
 
 
 @pytest.mark.parametrize("backend", HERE)
@@ -128,7 +127,7 @@ def test_neuron_alone(backend, T, S):
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (2, 2), (3, 3), (4, 1), (10, 10)])
 def test_what_is_added_to_the_spikes(backend, T, S):
-    """SEW-ADD in the same pass: the sum, the same gradients for the rest, and the gradient from above for what was added."""
+    """SEW-ADD in the same pass: the sum, unchanged gradients of the rest, the gradient from above for the residual."""
     case = make_case(T, S)
     plus = torch.randint(0, 3, case.g.shape).float().requires_grad_()
     rest = (torch.zeros(5), torch.ones(5))

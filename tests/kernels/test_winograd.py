@@ -156,6 +156,15 @@ def test_tensors_that_do_not_fit_are_refused():
     for run in wrong:
         with pytest.raises(InputError, match="Winograd's form takes a float32"):
             run()
+    for run in (
+        lambda: winograd.forward(x[:, :, :1, :1], weight, None, 0),
+        lambda: winograd.forward(x[:, :, 0], weight, None, 1),
+        lambda: winograd.input_grad(weight, grad[:, :, :1, :1], 2),
+    ):
+        with pytest.raises(InputError, match=r"as \(N, C, H, W\) that a 3x3 kernel"):
+            run()
+    with pytest.raises(InputError, match="padding up to 2"):
+        winograd.forward(x, weight, None, -1)
     with pytest.raises(InputError, match="unknown way of the input_grad pass 'event'"):
         Ways(input_grad="event")
 

@@ -1,4 +1,4 @@
-"""The leaky integrate-and-fire sequence (Eq. 2-3), written as the equations stand. T is the first axis of every sequence."""
+"""The leaky integrate-and-fire sequence (Eq. 2-3), written as the equations stand. T is the first axis."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ RESETS = ("hard", "soft")
 
 
 def along_channels(name: str, value: Tensor | float, shape: torch.Size, channel_dim: int) -> Tensor | float:
-    """`value`, one for all neurons or one per channel, in a form that multiplies one timestep of a sequence of that shape."""
+    """One value for all neurons, or one per channel, shaped to multiply one timestep of a sequence of that shape."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     axis = channel_dim % len(shape) if -len(shape) <= channel_dim < len(shape) else 0
@@ -44,11 +44,11 @@ def lif(
 ) -> tuple[Tensor, ...]:
     """Run neurons over T steps; returns spikes s_T and potentials v_T (before reset), and kept_T where `return_state`.
 
-    `v_t = tau * kept_{t-1} + i_t` and `s_t = (v_t >= v_th)`; `tau` in (0, 1] is the share that is kept (1: no leak). With `decay_input` the
-    current is `(1 - tau) * i_t`. A hard reset keeps `v_t * (1 - s_t)`, a soft one `v_t - v_th * s_t`. Neurons start at rest, or from
-    `kept_0`, what an earlier call left. The gradient flows through the reset (Eq. 13) unless `detach_reset`. `tau` and `v_th` are one value
-    each or one per channel, on axis `channel_dim` of i_T. `gain_T` multiplies the surrogate's height at each step.
-    `fire(u, kappa_t, t)` replaces the spike function.
+    `v_t = tau * kept_{t-1} + i_t` and `s_t = (v_t >= v_th)`; `tau` in (0, 1] is the share that is kept (1: no leak).
+    With `decay_input` the current is `(1 - tau) * i_t`. A hard reset keeps `v_t * (1 - s_t)`, a soft one `v_t - v_th *
+    s_t`. Neurons start at rest, or from `kept_0`, what an earlier call left. The gradient flows through the reset (Eq.
+    13) unless `detach_reset`. `tau` and `v_th` are one value each or one per channel, on axis `channel_dim` of i_T.
+    `gain_T` multiplies the surrogate's height at each step. `fire(u, kappa_t, t)` replaces the spike function.
 
     >>> s_T, v_T = lif(torch.tensor([[0.4], [0.45], [0.1]]), tau=0.2, kappa_T=torch.ones(3))
     >>> v_T.squeeze(1), s_T.squeeze(1)

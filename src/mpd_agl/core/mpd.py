@@ -12,7 +12,7 @@ Moments = Literal["paper", "exact"]
 Leak = Literal["two", "full"]
 
 KAPPA_MIN = 0.1
-"""Smallest width, as a multiple of v_th: Eq. 7 gives 0 at gamma_bar = 0, and a surrogate of width 0 has no finite height."""
+"""Smallest width in units of v_th: Eq. 7 gives 0 at gamma_bar = 0, where a surrogate would have no finite height."""
 
 
 def input_moments(
@@ -20,9 +20,9 @@ def input_moments(
 ) -> tuple[Tensor, Tensor]:
     """Theorem 1: mean and standard deviation of the pre-synaptic input after tdBN's affine transformation.
 
-    `paper`: `N(beta_bar, (gamma_bar v_th)^2)`, bars being means over channels. `exact`: the mixture over channels has the variance
-    `v_th^2 mean(gamma_c^2) + var_c(beta_c)`, which the paper's proof replaces by its lower bound. A standard deviation is not
-    negative: with gamma_bar < 0 the paper's is `|gamma_bar| v_th` (the normal is the same).
+    `paper`: `N(beta_bar, (gamma_bar v_th)^2)`, bars being means over channels. `exact`: the mixture over channels has
+    the variance `v_th^2 mean(gamma_c^2) + var_c(beta_c)`, which the paper's proof replaces by its lower bound. A
+    standard deviation is not negative: with gamma_bar < 0 the paper's is `|gamma_bar| v_th` (the normal is the same).
 
     >>> gamma_C, beta_C = torch.tensor([0.5, 1.5]), torch.tensor([-0.2, 0.2])
     >>> input_moments(gamma_C, beta_C)
@@ -45,10 +45,15 @@ def potential_moments(
 ) -> tuple[Tensor, Tensor]:
     """Theorem 2: mean_T and std_T of the membrane potential, from those of the pre-synaptic input.
 
+<<<<<<< HEAD
     `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1:
     `N((1 + tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t) std^2` with
     `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std. Neither knows the reset, and both
     take the inputs of different steps as independent: approximations.
+=======
+    t = 1: the input's own; t > 1: `N((1 + tau) mean, (1 + tau^2) std^2)`. Two terms of the leak sum, and no reset: an
+    approximation.
+>>>>>>> k
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
     if leak == "full":
@@ -62,8 +67,14 @@ def potential_moments(
     return mean_T, std_T
 
 
+<<<<<<< HEAD
 def mpd_width(std_T: Tensor, *, v_th: Tensor | float = 0.5) -> Tensor:
     """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
+=======
+def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
+    """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from
+    zero.
+>>>>>>> k
 
     >>> mean_T, std_T = potential_moments(*input_moments(torch.ones(8), torch.zeros(8)), tau=0.2, num_steps=3)
     >>> mpd_width(std_T)
@@ -77,11 +88,17 @@ def lsg_width(tau: Tensor, num_steps: int, *, v_th: Tensor | float = 0.5) -> Ten
     return (2 * v_th * torch.sqrt(1 + tau * tau)).reshape(1).expand(num_steps)
 
 
+<<<<<<< HEAD
 def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5, share: float = 0.4772) -> Tensor:
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's normal.
+=======
+def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: float = 0.5, share: float = 0.4772) -> Tensor:
+    """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
+    normal.
+>>>>>>> k
 
-    Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma = 1, beta = 0 and
-    v_th = 0.5 the default share gives kappa_1 = 1.
+    Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma
+    = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
     """
     low, high = torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))

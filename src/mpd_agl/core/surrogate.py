@@ -1,10 +1,12 @@
 """The spike (Eq. 3) and the surrogates that stand in for its derivative (Eq. 6).
 
-A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, and the soft step H that it is the derivative of. All shapes are
-written as `h(u; kappa) = phi(u / kappa) / kappa`: unit area and peak `1/kappa`, so that one kappa means the same for each of them.
+A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, and the soft step H that it is the derivative of.
+All shapes are written as `h(u; kappa) = phi(u / kappa) / kappa`: unit area and peak `1/kappa`, so that one kappa means
+the same for each of them.
 
-Your own surrogate is a frozen dataclass with a `name` and `grad`. Pass the object wherever a surrogate's name is taken, or give it a name by
-`register_surrogate`. Every backend takes it; beside native kernels its backward pass runs in plain PyTorch.
+Your own surrogate is a frozen dataclass with a `name` and `grad`. Pass the object wherever a surrogate's name is taken,
+or give it a name by `register_surrogate`. Every backend takes it; beside native kernels its backward pass runs in plain
+PyTorch.
 """
 
 import math
@@ -47,7 +49,7 @@ class Surrogate(ABC):
         )
 
     def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """dH/dkappa, for learnable widths. Where H depends on u/kappa alone it is `-(u/kappa) * h(u; kappa)`; else override it."""
+        """dH/dkappa, for learnable widths: `-(u/kappa) h(u; kappa)` if H depends on u/kappa alone; else override it."""
         h = self.grad(u, kappa)
         return torch.where(h == 0, 0.0, -(u / kappa) * h)  # far out u/kappa may overflow where h is 0
 
@@ -125,7 +127,7 @@ class Arctan(Surrogate):
 
 @dataclass(frozen=True)
 class ArctanPeak(Surrogate):
-    """DeepTAGE's shape (Liu et al. 2025): `h(u) = 1 / (1 + pi^2 (u/delta)^2)`, the arctan bump with peak 1 and area delta."""
+    """DeepTAGE's shape (Liu et al. 2025), the arctan bump with peak 1 and area delta: `1 / (1 + pi^2 (u/delta)^2)`."""
 
     name: ClassVar[str] = "arctan-peak"
 
@@ -190,7 +192,8 @@ class _Spike(torch.autograd.Function):
 def spike(
     u: Tensor, kappa: Tensor | float, surrogate: str | Surrogate = "rectangular", gain: Tensor | float = 1.0
 ) -> Tensor:
-    """Eq. 3 with Eq. 6 as its derivative: 1 where `u = v - v_th >= 0`, else 0. `gain` multiplies the derivative's height.
+    """Eq. 3 with Eq. 6 as its derivative: 1 where `u = v - v_th >= 0`, else 0. `gain` multiplies the derivative's
+    height.
 
     >>> u = torch.tensor([-0.2, 0.0, 0.7], requires_grad=True)
     >>> s = spike(u, kappa=1.0)
@@ -206,8 +209,8 @@ def spike(
 def noisy_spike(u: Tensor, kappa: Tensor | float, keep: Tensor, surrogate: str | Surrogate = "rectangular") -> Tensor:
     """ASGL's training output (Wang et al. 2023): `H(u) + ((step(u) - H(u)) * keep).detach()`.
 
-    `keep` is 1 where the hard spike is passed on and 0 where its soft step is; it is drawn anew at each step, P(keep = 1) = 1 - p. The
-    gradient is that of the soft step H everywhere, and reaches kappa.
+    `keep` is 1 where the hard spike is passed on and 0 where its soft step is; it is drawn anew at each step, P(keep =
+    1) = 1 - p. The gradient is that of the soft step H everywhere, and reaches kappa.
     """
     soft = get_surrogate(surrogate).soft_step(u, kappa)
     hard = (u >= 0).to(u.dtype)

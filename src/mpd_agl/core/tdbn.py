@@ -24,7 +24,8 @@ def tdbn(
     alpha: float = 1.0,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`gamma * alpha * v_th * (x - mean) / sqrt(var + eps) + beta` per channel: the pre-synaptic input ~ N(beta, (gamma alpha v_th)^2).
+    """`gamma * alpha * v_th * (x - mean) / sqrt(var + eps) + beta` per channel: the pre-synaptic input ~ N(beta, (gamma
+    alpha v_th)^2).
 
     `v_th` is one value, or one per channel.
 

@@ -1,9 +1,10 @@
 // Event-driven convolution: the table of functions, one per SIMD level. No torch, no Python: pointers and sizes only.
 // Functions that allocate return DONE or NO_MEMORY (codes.h).
 //
-// The active lists of x [rows][C] (a row is a pixel, channels innermost): channels are cut into `blocks` of at most LIST_BLOCK, and each
-// (row, block) has a slot of `cap` bytes with the indices of its active channels and a count. Where values are not all 1, those that are
-// come first (`ones` of them, an even number), then the others, with their values at the same places of a slot of `cap` floats.
+// The active lists of x [rows][C] (a row is a pixel, channels innermost): channels are cut into `blocks` of at most
+// LIST_BLOCK, and each (row, block) has a slot of `cap` bytes with the indices of its active channels and a count.
+// Where values are not all 1, those that are come first (`ones` of them, an even number), then the others, with their
+// values at the same places of a slot of `cap` floats.
 #pragma once
 #include <cstdint>
 
@@ -22,7 +23,8 @@ struct Geometry {  // y[n, oy, ox] = sum over taps of x[n, oy * stride + ky - pa
 };
 
 struct ActiveKernels {
-    // Fills the slots. Returns whether it met a value other than 0 and 1: then `value` must be given, or the lists are not those of x.
+    // Fills the slots. Returns whether it met a value other than 0 and 1: then `value` must be given, or the lists are
+    // not those of x.
     int (*scan)(const float *x, const ActiveLists *lists);
     // floats that `pack` writes
     int64_t (*packed_size)(const Geometry *g);

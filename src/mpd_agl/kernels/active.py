@@ -1,8 +1,10 @@
-"""Event-driven convolution on a CPU: zeros are skipped, and time follows the spikes. The same function as `conv2d`, forward and backward.
+"""Event-driven convolution on a CPU: zeros are skipped, and time follows the spikes. The same function as `conv2d`,
+forward and backward.
 
-An input becomes its active lists once (`Events`: per pixel the channels that are not zero), and these serve every convolution that reads it
-and, in training, its weight gradient. The input's own gradient is dense and stays torch's. float32 in channels_last memory; for other
-dtypes and devices `why_not` says what is in the way, and the caller takes the dense convolution.
+An input becomes its active lists once (`ActiveLists`: per pixel the channels that are not zero), and these serve every
+convolution that reads it and, in training, its weight gradient. The input's own gradient is dense and stays torch's.
+float32 in channels_last memory; for other dtypes and devices `why_not` says what is in the way, and the caller takes
+the dense convolution.
 """
 
 import ctypes
@@ -14,24 +16,10 @@ from torch import Tensor
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
+from mpd_agl.kernels.native import Geometry, Lists
 
 BLOCK = 128
 MOST_KERNEL = 5
-
-
-class _Lists(ctypes.Structure):
-    """`struct ActiveLists` of active.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "C", "blocks", "cap")),
-        *((name, ctypes.c_void_p) for name in ("index", "count", "ones", "value")),
-    )
-
-
-class Geometry(ctypes.Structure):
-    """`struct Geometry` of active.h."""
-
-    _fields_ = tuple((n, ctypes.c_int64) for n in ("N", "H", "W", "C_in", "OH", "OW", "C_out", "K", "stride", "pad"))
 
 
 @dataclass(frozen=True)
@@ -57,11 +45,32 @@ class ActiveLists:
         """Share of values that are not zero."""
         return float(self.count.sum(dtype=torch.int64)) / (self.count.shape[0] * self.channels)
 
-    def struct(self) -> _Lists:
+    def check(self, rows: int, channels: int) -> None:
+        """Refuse lists whose slots are not those of an input of so many rows and channels."""
+        blocks, cap = _slots(channels)
+        wanted = {
+            "index": (rows, blocks, cap),
+            "count": (rows, blocks),
+            "ones": (rows, blocks),
+            "value": (rows, blocks, cap),
+        }
+        for name, shape in wanted.items():
+            a: Tensor | None = getattr(self, name)
+            if a is None and name in ("ones", "value") and self.ones is self.value:
+                continue
+            dtype = torch.float32 if name == "value" else torch.uint8
+            if a is None or a.shape != shape or a.dtype != dtype or a.device.type != "cpu" or not a.is_contiguous():
+                got = "none" if a is None else f"{tuple(a.shape)}, {a.dtype} on {a.device}"
+                raise InputError(
+                    f"active lists of {rows} rows of {channels} channels have a contiguous {dtype} {name} of shape "
+                    f"{shape}, got {got}. Leave them out, or take scan(x)."
+                )
+
+    def struct(self) -> Lists:
         """For the native calls; valid while this object lives."""
         rows, blocks, cap = self.index.shape
         ones, value = (None if a is None else a.data_ptr() for a in (self.ones, self.value))
-        return _Lists(rows, self.channels, blocks, cap, self.index.data_ptr(), self.count.data_ptr(), ones, value)
+        return Lists(rows, self.channels, blocks, cap, self.index.data_ptr(), self.count.data_ptr(), ones, value)
 
 
 def floats(*shape: int) -> Tensor:
@@ -69,9 +78,14 @@ def floats(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def empty_lists(rows: int, channels: int, values: bool) -> ActiveLists:
+def _slots(channels: int) -> tuple[int, int]:
+    """Blocks of channels, and the places in each block's slot."""
+    return -(-channels // BLOCK), BLOCK if channels >= BLOCK else -(-channels // 8) * 8
+
+
+def _empty_lists(rows: int, channels: int, values: bool) -> ActiveLists:
     """Slots to be filled."""
-    blocks, cap = -(-channels // BLOCK), BLOCK if channels >= BLOCK else -(-channels // 8) * 8
+    blocks, cap = _slots(channels)
     index, count = (
         torch.empty(*shape, dtype=torch.uint8, device="cpu") for shape in ((rows, blocks, cap), (rows, blocks))
     )
@@ -98,24 +112,22 @@ def rows_of(x: Tensor) -> Tensor:
     return x.detach().permute(0, 2, 3, 1).contiguous().flatten(0, 2) if x.dim() == 4 else x.detach().contiguous()
 
 
-def scan(x: Tensor, *, values: bool = False) -> ActiveLists:
-    """The lists of (N, C, H, W) or (N, F). With `values` they are kept even where all are 1; else only where they are not.
+def scan(x: Tensor) -> ActiveLists:
+    """The lists of (N, C, H, W) or (N, F). Their values are kept only where not all of them are 1.
 
     >>> scan(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).index[0, 0, :2].tolist()
     [1, 3]
     """
+    why = why_not(x) or ("" if x.dim() in (2, 4) and x.numel() else f"it is empty or of another rank, {tuple(x.shape)}")
+    if why:
+        raise InputError(f"no active lists for this input: {why}. Use conv_impl='dense'.")
     x_RC = rows_of(x)
-    if (why := why_not(x_RC)) or x.numel() == 0:
-        raise InputError(
-            f"no active lists for this input: {why or f'it is empty, {tuple(x.shape)}'}. Use conv_impl='dense'."
-        )
     library, rows, channels = native.library(), *x_RC.shape
-    while True:
-        lists = empty_lists(rows, channels, values)
-        other = library.mpd_agl_active_scan(x_RC.data_ptr(), ctypes.byref(lists.struct()))
-        if values or not other:
-            return lists
-        values = True
+    lists = _empty_lists(rows, channels, values=False)
+    if library.mpd_agl_active_scan(x_RC.data_ptr(), ctypes.byref(lists.struct())):
+        lists = _empty_lists(rows, channels, values=True)
+        library.mpd_agl_active_scan(x_RC.data_ptr(), ctypes.byref(lists.struct()))
+    return lists
 
 
 def _geometry(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> Geometry:
@@ -136,14 +148,24 @@ def _out_shape(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> 
 
 
 def check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, lists: ActiveLists | None = None
+    shape: torch.Size,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: int,
+    lists: ActiveLists | None = None,
 ) -> None:
-    """What the kernels take for granted."""
-    shape = x.shape
+    """What the kernels take for granted, for an input of that shape."""
+    if weight.dim() not in (2, 4) or len(shape) != weight.dim():
+        raise InputError(
+            "the event-driven convolution takes (N, C, H, W) with a weight (C_out, C, K, K), "
+            f"or (N, F) with (F_out, F), got an input {tuple(shape)} and a weight {tuple(weight.shape)}."
+        )
     for name, a in (("weight", weight), ("bias", bias)):
         if a is not None and (a.dtype != torch.float32 or a.device.type != "cpu"):
             raise InputError(
-                f"the event-driven convolution takes a float32 {name} on the CPU, got {a.dtype} on {a.device}. Use conv_impl='dense'."
+                f"the event-driven convolution takes a float32 {name} on the CPU, got {a.dtype} on {a.device}. "
+                "Use conv_impl='dense'."
             )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InputError(
@@ -153,18 +175,22 @@ def check(
         raise InputError(f"a weight {tuple(weight.shape)} takes {weight.shape[1]} channels, got {tuple(shape)}.")
     if weight.dim() == 4 and (weight.shape[2] != weight.shape[3] or weight.shape[2] > MOST_KERNEL):
         raise InputError(
-            f"the event-driven convolution takes square kernels up to {MOST_KERNEL} x {MOST_KERNEL}, got {tuple(weight.shape[2:])}."
+            f"the event-driven convolution takes square kernels up to {MOST_KERNEL} x {MOST_KERNEL}, "
+            f"got {tuple(weight.shape[2:])}."
         )
     if stride < 1 or padding < 0 or min(_out_shape(shape, weight, stride, padding)) < 1:
         raise InputError(
-            f"a kernel {tuple(weight.shape[2:])} with stride {stride} and padding {padding} does not fit an input {tuple(shape)}."
+            f"a kernel {tuple(weight.shape[2:])} with stride {stride} and padding {padding} does not fit an input "
+            f"{tuple(shape)}."
         )
-    rows = shape.numel() // shape[1]
-    if lists is not None and (lists.count.shape[0], lists.channels) != (rows, shape[1]):
-        raise InputError(
-            f"lists of {lists.count.shape[0]} rows of {lists.channels} channels are not those of an input {tuple(shape)}. "
-            "Leave them out, or take scan(x)."
-        )
+    if lists is not None:
+        rows = shape.numel() // shape[1]
+        if (lists.count.shape[0], lists.channels) != (rows, shape[1]):
+            raise InputError(
+                f"lists of {lists.count.shape[0]} rows of {lists.channels} channels are not those of an input "
+                f"{tuple(shape)}. Leave them out, or take scan(x)."
+            )
+        lists.check(rows, shape[1])
 
 
 def channels_first(y: Tensor) -> Tensor:
@@ -172,12 +198,16 @@ def channels_first(y: Tensor) -> Tensor:
     return y.permute(0, 3, 1, 2) if y.dim() == 4 else y
 
 
+def _weight_geometry(weight: Tensor) -> Geometry:
+    K = weight.shape[2] if weight.dim() == 4 else 1
+    return Geometry(1, K, K, weight.shape[1], 1, 1, weight.shape[0], K, 1, 0)
+
+
 def pack(weight: Tensor) -> Tensor:
     """A weight in the order in which the forward kernel reads it; keep it where the weight does not change."""
+    check(torch.Size((1, *weight.shape[1:])), weight, None, 1, 0)
     w = weight.detach().permute(0, 2, 3, 1).contiguous() if weight.dim() == 4 else weight.detach().contiguous()
-    K = weight.shape[2] if weight.dim() == 4 else 1
-    g = Geometry(1, K, K, weight.shape[1], 1, 1, weight.shape[0], K, 1, 0)
-    library = native.library()
+    g, library = _weight_geometry(weight), native.library()
     packed = floats(library.mpd_agl_active_packed_size(ctypes.byref(g)))
     library.mpd_agl_active_pack(ctypes.byref(g), w.data_ptr(), packed.data_ptr())
     return packed
@@ -193,13 +223,27 @@ def forward(
     packed: Tensor | None = None,
 ) -> Tensor:
     """The convolution (or linear layer) of the lists of an input of that shape."""
+    check(shape, weight, bias, stride, padding, lists)
     packed = pack(weight) if packed is None else packed
+    size = native.library().mpd_agl_active_packed_size(ctypes.byref(_weight_geometry(weight)))
+    if (
+        packed.shape != (size,)
+        or packed.dtype != torch.float32
+        or packed.device.type != "cpu"
+        or packed.stride() != (1,)
+    ):
+        raise InputError(
+            f"a packed weight {tuple(weight.shape)} holds {size} contiguous float32 values, got {tuple(packed.shape)}, "
+            f"{packed.dtype} on {packed.device}. Take pack(weight), at the SIMD level in use."
+        )
     y = floats(*_out_shape(shape, weight, stride, padding))
     g = _geometry(shape, weight, stride, padding)
     bias = None if bias is None else bias.detach().contiguous()
     bias_at = None if bias is None else bias.data_ptr()
-    native.library().mpd_agl_active_forward(
-        ctypes.byref(g), ctypes.byref(lists.struct()), packed.data_ptr(), bias_at, y.data_ptr()
+    native.done(
+        native.library().mpd_agl_active_forward(
+            ctypes.byref(g), ctypes.byref(lists.struct()), packed.data_ptr(), bias_at, y.data_ptr()
+        )
     )
     return channels_first(y)
 
@@ -208,12 +252,21 @@ def weight_grad(
     lists: ActiveLists, shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, padding: int
 ) -> Tensor:
     """dL/dweight, in the memory order of a channels_last weight."""
+    check(shape, weight, None, stride, padding, lists)
+    N, *space, C = _out_shape(shape, weight, stride, padding)
+    if grad.shape != (N, C, *space) or grad.dtype != torch.float32 or grad.device.type != "cpu":
+        raise InputError(
+            f"the event-driven weight gradient takes a float32 gradient {(N, C, *space)} on the CPU, "
+            f"got {tuple(grad.shape)}, {grad.dtype} on {grad.device}."
+        )
     g_rows = rows_of(grad)
     C_out, C_in = weight.shape[:2]
     dw = floats(C_out, *weight.shape[2:], C_in)
     g = _geometry(shape, weight, stride, padding)
-    native.library().mpd_agl_active_weight_grad(
-        ctypes.byref(g), ctypes.byref(lists.struct()), g_rows.data_ptr(), dw.data_ptr()
+    native.done(
+        native.library().mpd_agl_active_weight_grad(
+            ctypes.byref(g), ctypes.byref(lists.struct()), g_rows.data_ptr(), dw.data_ptr()
+        )
     )
     return channels_first(dw)
 
@@ -223,9 +276,8 @@ def input_grad(shape: torch.Size, weight: Tensor, grad: Tensor, stride: int, pad
     dx: Tensor
     if len(shape) == 2:
         return grad @ weight
-    if (
-        weight.shape[2] == 1 and stride > 1
-    ):  # torch 2.13 writes outside its buffers for few channels: see models.base.SubsampledConv
+    # torch 2.13 writes outside its buffers for few channels: see models.base.SubsampledConv.
+    if weight.shape[2] == 1 and stride > 1:
         N, C, H, W = shape
         dx = grad.new_zeros((N, H + 2 * padding, W + 2 * padding, C)).permute(0, 3, 1, 2)
         dx[:, :, ::stride, ::stride] = torch.conv2d(grad, weight.transpose(0, 1))

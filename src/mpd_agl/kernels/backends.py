@@ -1,7 +1,8 @@
 """The backends of the fused step, by name: the same function at other speeds.
 
-`eager` is plain PyTorch, `native` the C++ kernels, `compiled` the plain form through `torch.compile`; `auto` is the best that works here.
-A backend never switches silently: asking for one that cannot run is an error, and `auto` says once what it took and why.
+`eager` is plain PyTorch, `native` the C++ kernels, `compiled` the plain form through `torch.compile`; `auto` is the
+best that works here. A backend never switches silently: asking for one that cannot run is an error, and `auto` says
+once what it took and why.
 """
 
 import logging
@@ -40,8 +41,8 @@ class Backend:
 def _native(operators: bool) -> Backend:
     """The native kernels, called directly or as operators that a tracer can see.
 
-    The default form has kernels of its own, which know the number of steps at compile time; a `v_th` that is a tensor takes the general
-    ones. A surrogate that C++ does not have gets its backward pass from `plain`.
+    The default form has kernels of its own, which know the number of steps at compile time; a `v_th` that is a tensor
+    takes the general ones. A surrogate that C++ does not have gets its backward pass from `plain`.
     """
     ops: Any = native
     moments = ops.moments_op if operators else ops.moments

@@ -1,4 +1,5 @@
-"""A convolution or linear layer whose three passes are computed each in a way of its own: torch's dense one, event-driven, Winograd's.
+"""A convolution or linear layer whose three passes are computed each in a way of its own: torch's dense one,
+event-driven, Winograd's.
 
 All ways compute the same function; they differ in time and in the order of additions.
 """
@@ -50,7 +51,7 @@ EVENT = Ways("event", "event")
 
 
 def ways_of(weight: Tensor, stride: int, padding: int) -> dict[str, tuple[str, ...]]:
-    """What each pass of a layer can be computed by, on an input for which `lists.why_not` has nothing to say."""
+    """What each pass of a layer can be computed by, on an input for which `active.why_not` has nothing to say."""
     form = () if winograd.why_not(weight, stride, padding) else ("winograd",)
     small = form if weight.shape[0] * weight.shape[1] <= winograd.MOST_WEIGHTS else ()
     return {
@@ -61,7 +62,7 @@ def ways_of(weight: Tensor, stride: int, padding: int) -> dict[str, tuple[str, .
 
 
 def pack(way: str, weight: Tensor) -> Tensor | None:
-    """A weight in the order in which the forward pass of that way reads it; keep it where the weight does not change."""
+    """A weight in the order in which that way's forward pass reads it; keep it where the weight does not change."""
     if way == "dense":
         return None
     return active.pack(weight) if way == "event" else winograd.pack(weight)
@@ -114,8 +115,9 @@ def input_grad(way: str, shape: torch.Size, weight: Tensor, grad: Tensor, stride
 class _Conv(torch.autograd.Function):
     """Where the weight gradient is event-driven, keeps the lists and not the input.
 
-    That is a byte for each of its floats where all lists are 1, five bytes where their values are kept; channels are counted up to a
-    multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see them.
+    That is a byte for each of its floats where all lists are 1, five bytes where their values are kept; channels are
+    counted up to a multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see
+    them.
     """
 
     @staticmethod
@@ -142,7 +144,8 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise InputError(
-                "create_graph=True takes gradients of gradients, which only dense convolutions have. Use conv_impl='dense'."
+                "create_graph=True takes gradients of gradients, which only dense convolutions have. "
+                "Use conv_impl='dense'."
             )
         weight, *kept = ctx.saved_tensors
         shape, stride, padding = ctx.where
@@ -171,13 +174,13 @@ def conv(
 ) -> Tensor:
     """`conv2d(x, weight, bias)` of (N, C, H, W), or `linear` of (N, F); event-driven it costs what its lists cost.
 
-    `events` are x's, where they are at hand; `packed` is `pack(ways.forward, weight)`, where it is kept.
+    `lists` are x's, where they are at hand; `packed` is `pack(ways.forward, weight)`, where it is kept.
 
     >>> x, w = (torch.rand(2, 8, 5, 5) < 0.1).float(), torch.randn(4, 8, 3, 3)
     >>> torch.allclose(conv(x, w, padding=1), torch.conv2d(x, w, padding=1), atol=1e-5)
     True
     """
-    active.check(x, weight, bias, stride, padding, lists)
+    active.check(x.shape, weight, bias, stride, padding, lists)
     if ways != DENSE and (why := active.why_not(x)):
         raise InputError(f"only the dense layer takes this input: {why}. Use conv_impl='dense'.")
     if "winograd" in ways.to_dict().values() and (why := winograd.why_not(weight, stride, padding)):

@@ -1,7 +1,7 @@
-// The library's door: holds the SIMD level that was chosen and passes calls on to its tables. Level names: base, avx2, avx512.
+// The library's door: holds the SIMD level that was chosen (base, avx2 or avx512) and passes calls on to its tables.
 //
-// Callers hold no lock (ctypes releases Python's), so nothing here is filled on first use: the level is `base` until native.load() chooses,
-// once, before any other call.
+// Callers hold no lock (ctypes releases Python's), so nothing here is filled on first use: the level is `base` until
+// native.load() chooses, once, before any other call.
 #include <cstring>
 
 #include "active.h"
@@ -22,13 +22,14 @@ struct Level {
 
 }  // namespace
 
-#define TABLES(level)                                           \
-    extern "C" const Kernels mpd_agl_kernels_##level;           \
-    extern "C" const GeneralKernels mpd_agl_general_##level;    \
-    extern "C" const ActiveKernels mpd_agl_active_##level;      \
+#define TABLES(level)                                        \
+    extern "C" const Kernels mpd_agl_kernels_##level;        \
+    extern "C" const GeneralKernels mpd_agl_general_##level; \
+    extern "C" const ActiveKernels mpd_agl_active_##level;   \
     extern "C" const WinogradKernels mpd_agl_winograd_##level;
-#define LEVEL_OF(level, test) \
-    {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, test}
+#define LEVEL_OF(level, test)                                                                                        \
+    {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, \
+     test}
 
 TABLES(base)
 #if HAVE_X86_LEVELS
@@ -41,12 +42,13 @@ namespace {
 #if HAVE_X86_LEVELS
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
 }
 #endif
 
-const Level LEVELS[] = {  // the best first
+// The best first
+const Level LEVELS[] = {
 #if HAVE_X86_LEVELS
     LEVEL_OF(avx512, has_avx512),
     LEVEL_OF(avx2, has_avx2),
@@ -62,7 +64,8 @@ int64_t allocations_left = -1;
 }  // namespace
 
 extern "C" bool mpd_agl_may_allocate() {
-    return __atomic_load_n(&allocations_left, __ATOMIC_RELAXED) < 0 || __atomic_fetch_sub(&allocations_left, 1, __ATOMIC_RELAXED) > 0;
+    return __atomic_load_n(&allocations_left, __ATOMIC_RELAXED) < 0 ||
+           __atomic_fetch_sub(&allocations_left, 1, __ATOMIC_RELAXED) > 0;
 }
 
 extern "C" {
@@ -87,7 +90,7 @@ int mpd_agl_use_level(const char *name) {
         }
     return 0;
 }
-// For tests: the next n allocations succeed and the others fail; -1 ends it
+// For tests: after n more allocations one fails; -1 takes it back
 void mpd_agl_fail_after(int64_t n) { __atomic_store_n(&allocations_left, n, __ATOMIC_RELAXED); }
 
 int mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
@@ -96,26 +99,29 @@ int mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float 
 int mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out) {
     return level()->neuron->forward(n, x, residual, out);
 }
-int mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
-                     float *dkappa) {
+int mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x,
+                     float *dtau, float *dkappa) {
     return level()->neuron->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
 }
-int mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale, const float *m1,
-                           const float *m2) {
+int mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale,
+                           const float *m1, const float *m2) {
     return level()->neuron->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
 }
 int mpd_agl_general_forward(const Neuron *n, const float *x, const float *residual, float *out, float *kept) {
     return level()->general->forward(n, x, residual, out, kept);
 }
-int mpd_agl_general_backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv, float *sum_dv,
-                             float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dkept_0) {
+int mpd_agl_general_backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv,
+                             float *sum_dv, float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dkept_0) {
     return level()->general->backward(n, x, g, dkept, dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dkept_0);
 }
 int mpd_agl_probe(const Neuron *n, const float *x, double *out) { return level()->general->probe(n, x, out); }
 int mpd_agl_active_scan(const float *x, const ActiveLists *lists) { return level()->active->scan(x, lists); }
 int64_t mpd_agl_active_packed_size(const Geometry *g) { return level()->active->packed_size(g); }
-void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) { level()->active->pack(g, weight, packed); }
-int mpd_agl_active_forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias, float *y) {
+void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) {
+    level()->active->pack(g, weight, packed);
+}
+int mpd_agl_active_forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias,
+                           float *y) {
     return level()->active->forward(g, lists, packed, bias, y);
 }
 int mpd_agl_active_weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {

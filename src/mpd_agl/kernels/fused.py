@@ -1,11 +1,12 @@
 """tdBN + neuron + surrogate as ONE autograd function with its own backward (Eq. 2-6, 10-13).
 
-Kept from forward to backward: the convolution's output and per-channel vectors. v and s are computed again. kappa is a constant of the
-backward pass: no gradient flows into gamma or tau through it; a kappa that is itself learnable gets dH/dkappa.
+Kept from forward to backward: the convolution's output and per-channel vectors. v and s are computed again. kappa is a
+constant of the backward pass: no gradient flows into gamma or tau through it; a kappa that is itself learnable gets
+dH/dkappa.
 
-Shapes: x is (S, ...) with S = T, or S = 1 when the input is the same at every step (a static image behind the stem), and one channel axis.
-The kernels see it as [S][rows][C], channels innermost: a view of channels_last memory, a copy of any other, never misread. Neurons that are
-all alike need no channels: they run on the memory as it lies.
+Shapes: x is (S, ...) with S = T, or S = 1 when the input is the same at every step (a static image behind the stem),
+and one channel axis. The kernels see it as [S][rows][C], channels innermost: a view of channels_last memory, a copy of
+any other, never misread. Neurons that are all alike need no channels: they run on the memory as it lies.
 """
 
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class _Fused(torch.autograd.Function):
         g_TMC, _, _, dkept_MC = grads
         if g_TMC is None and dkept_MC is None:
             return (None,) * 12
-        saved = (None if a is None else a.detach() for a in ctx.saved_tensors)
+        saved: Any = (None if a is None else a.detach() for a in ctx.saved_tensors)
         x_SMC, beta_C, mean_C, invstd_C, scale_C, tau, kappa_T, v_th_C, kept_0_MC, gain_T = saved
         step: _Step = ctx.step
         if g_TMC is None:
@@ -121,7 +122,7 @@ class _Fused(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a sequence (T, ...) becomes [T][rows][inner]: its axes behind time in the order of memory, and the length of the innermost."""
+    """How a sequence becomes [T][rows][inner]: its axes behind time, outermost first, and the innermost length."""
 
     axes: tuple[int, ...]
     inner: int
@@ -155,7 +156,7 @@ def _by_channel(shape: torch.Size, channel_dim: int) -> _Layout:
 
 
 def _as_it_lies(x: Tensor, channel_dim: int) -> _Layout:
-    """The order in which each timestep lies in memory; that of the axes where there are gaps, or time is not outermost."""
+    """The axes as each timestep lies in memory; in their own order where there are gaps or time is not outermost."""
     shape, strides = x.shape, x.stride()
     axes = sorted(range(1, x.dim()), key=lambda a: (-strides[a], a))
     expected = 1
@@ -228,13 +229,14 @@ class _Neuron:
             raise InputError(f"gain_T must hold one factor per timestep, ({T},), got {tuple(self.gain_T.shape)}.")
 
 
-def _vectors(x: Tensor, C: int, *, scalars: bool = False, **vectors: Tensor) -> list[Tensor]:
+def _vectors(x: Tensor, C: int, vectors: dict[str, Tensor], *, scalars: bool = False) -> list[Tensor]:
     """Per-channel vectors in the membrane's dtype, each checked; `scalars` lets one value stand for all channels."""
     for name, a in vectors.items():
         if a.shape != (C,) and not (scalars and a.dim() == 0):
             one = "one value or " if scalars else ""
             raise InputError(
-                f"{name} must hold {one}one value per channel, ({C},), for an input {tuple(x.shape)}, got {tuple(a.shape)}."
+                f"{name} must hold {one}one value per channel, ({C},), for an input {tuple(x.shape)}, "
+                f"got {tuple(a.shape)}."
             )
     return [a.to(plain.compute_dtype(x)).contiguous() for a in vectors.values()]
 
@@ -247,7 +249,10 @@ def _run(
     layout: _Layout,
     shared: SharedMoments | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """s, mean_C, var_C, kept_T; `vectors_C` are gamma, beta, mean, var, and `norm` is the amplitude, eps and whether batch statistics count."""
+    """Spikes, mean_C, var_C and kept_T (None where it is not wanted).
+
+    `vectors_C` are gamma, beta, mean, variance; `norm` is amplitude, eps, and whether to take the batch's statistics.
+    """
     if not x.numel() and shared is None:
         raise InputError(f"the fused step takes at least one value, got an empty input of shape {tuple(x.shape)}.")
     # An empty part of a shared batch has nothing to be fast at.
@@ -257,11 +262,11 @@ def _run(
         x_SMC = x_SMC.float()  # autocast: the membrane stays float32
     dtype, C = plain.compute_dtype(x_SMC), layout.inner
     names = ("gamma", "beta", "running_mean", "running_var")
-    gamma, beta, mean, var = _vectors(x, C, **dict(zip(names, vectors_C, strict=True)))
+    gamma, beta, mean, var = _vectors(x, C, dict(zip(names, vectors_C, strict=True)))
     per_channel = {"tau": torch.as_tensor(neuron.tau, dtype=dtype, device=x.device)}
     if not neuron.is_default:
         per_channel["v_th"] = torch.as_tensor(neuron.v_th, dtype=dtype, device=x.device)
-    tau, *v_th = _vectors(x, C, scalars=True, **per_channel)
+    tau, *v_th = _vectors(x, C, per_channel, scalars=True)
     if (
         neuron.decay_input
     ):  # (1 - tau) i: the same step behind a smaller affine map, through which autograd finds its part of dtau
@@ -322,11 +327,12 @@ def tdbn_neuron(
 ) -> tuple[Tensor, ...]:
     """Spikes of `lif(tdbn(x))`, and the batch's mean_C and (biased) var_C where `batch_stats`, else the running ones.
 
-    The neuron's options are those of `core.lif`; with `return_state` kept_T comes back too. tdBN scales to `alpha * norm_v_th`, which is
-    `alpha * v_th` where it is left out; a norm without that factor has `norm_v_th=1`. Gradients reach x, gamma, beta, tau, v_th, kept_0, the
-    residual and, where it asks for one, kappa_T. Running statistics are read, not written: the caller updates them from the returned
-    moments. `residual` is added to the spikes in the same pass (SEW-ADD). Under autocast the membrane is float32 and the spikes come back
-    in x's dtype, in channels_last memory. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
+    The neuron's options are those of `core.lif`; with `return_state` kept_T comes back too. tdBN scales to `alpha *
+    norm_v_th`, which is `alpha * v_th` where it is left out; a norm without that factor has `norm_v_th=1`. Gradients
+    reach x, gamma, beta, tau, v_th, kept_0, the residual and, where it asks for one, kappa_T. Running statistics are
+    read, not written: the caller updates them from the returned moments. `residual` is added to the spikes in the same
+    pass (SEW-ADD). Under autocast the membrane is float32 and the spikes come back in x's dtype, in channels_last
+    memory. Where other processes hold parts of the batch, `shared` has its statistics (`shared_moments`).
     """
     neuron = _Neuron(
         tau,
@@ -351,7 +357,7 @@ def tdbn_neuron(
     norm_v_th = v_th if norm_v_th is None else norm_v_th
     amplitude = alpha
     if isinstance(norm_v_th, Tensor):
-        (scale_to,) = _vectors(x_SNC, layout.inner, scalars=True, norm_v_th=norm_v_th)
+        (scale_to,) = _vectors(x_SNC, layout.inner, {"norm_v_th": norm_v_th}, scalars=True)
         gamma_C = gamma_C * scale_to  # Eq. 4: a gradient reaches this v_th
     else:
         amplitude = alpha * norm_v_th
@@ -380,8 +386,8 @@ def neuron(
 ) -> Any:
     """Spikes of `core.lif(i)` alone, (T, ...) of any rank from 2 on; with `return_state` the pair of spikes and kept_T.
 
-    Where tau and v_th are one value each, the channel axis does not matter, and the kernel runs on the memory as it lies; per channel, a
-    layout whose channels are not innermost is copied. The spikes come back in the layout of i.
+    Where tau and v_th are one value each, the channel axis does not matter, and the kernel runs on the memory as it
+    lies; per channel, a layout whose channels are not innermost is copied. The spikes come back in the layout of i.
 
     >>> s, kept = neuron(torch.full((3, 1), 0.4), 0.5, torch.ones(3), num_steps=3, reset="soft", return_state=True)
     >>> s.flatten(), kept
@@ -455,7 +461,8 @@ def probe(
 ) -> Tensor:
     """Counts and sums per timestep for the monitors, (T, 6) float64: spikes, available, sum v, sum v^2, sum i, sum i^2.
 
-    `i = (x - mean_C) scale_C + beta_C` is the current before `decay_input` scales it. The options are those of `core.lif`.
+    `i = (x - mean_C) scale_C + beta_C` is the current before `decay_input` scales it. The options are those of
+    `core.lif`.
     """
     T = kappa_T.shape[0] if kappa_T.dim() == 1 else 0
     _Neuron(
@@ -466,10 +473,10 @@ def probe(
     x_SMC, C = layout.rows(x_SNC), layout.inner
     dtype = plain.compute_dtype(x_SMC)
     x_SMC = x_SMC.to(dtype)
-    mean, scale, beta = _vectors(x_SNC, C, mean=mean_C, scale=scale_C, beta=beta_C)
+    mean, scale, beta = _vectors(x_SNC, C, {"mean": mean_C, "scale": scale_C, "beta": beta_C})
     both = {"tau": tau, "v_th": v_th}
     both_C = {name: torch.as_tensor(a, dtype=dtype, device=x_SNC.device) for name, a in both.items()}
-    tau_C, v_th_C = (a.expand(C).contiguous() for a in _vectors(x_SNC, C, scalars=True, **both_C))
+    tau_C, v_th_C = (a.expand(C).contiguous() for a in _vectors(x_SNC, C, both_C, scalars=True))
     kappa = kappa_T.to(dtype).contiguous()
     kept = None if kept_0 is None else layout.rows(kept_0.unsqueeze(0))[0].to(dtype)
     run = native.probe if resolved.name == "native" and x_SMC.numel() else plain.probe  # sums of nothing are 0

@@ -1,6 +1,6 @@
-// Every form of the neuron: tau and v_th per channel, hard or soft reset, a state to start from and to end with, gains on the surrogate.
-// Compiled once per SIMD level (LEVEL names it). native.cpp has the default form, which knows T at compile time; this one keeps tau and
-// v_th along the tile beside the norm's vectors, and T is any number.
+// Every form of the neuron: tau and v_th per channel, hard or soft reset, a state to start from and to end with, gains
+// on the surrogate. Compiled once per SIMD level (LEVEL names it). native.cpp has the default form, which knows T at
+// compile time; this one keeps tau and v_th along the tile beside the norm's vectors, and T is any number.
 #include "native.h"
 
 #include <initializer_list>
@@ -38,10 +38,9 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s,
     const Threshold th(memory, n, P);
     const auto all_kept = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict kept = all_kept[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
         const float *__restrict tau = th.tau, *__restrict v_th = th.v_th;
@@ -50,9 +49,10 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s,
             const int64_t count = plane.length(tile), at = tile * P;
             begin(n, at, count, kept);
             for (int64_t t = 0; t < T; t++) {
-                const float *__restrict row = x + t * x_step + at, *__restrict more = RESIDUAL ? residual + t * size + at : nullptr;
+                const float *__restrict row = x + t * x_step + at;
+                const float *__restrict more = RESIDUAL ? residual + t * size + at : nullptr;
                 float *__restrict out = s + t * size + at;
-                LOOP(int64_t p = 0; p < count; p++) {
+                LOOP (int64_t p = 0; p < count; p++) {
                     float v = tau[p] * kept[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
                     float fired = v >= v_th[p] ? 1.0f : 0.0f;
                     if constexpr (RESIDUAL) fired += more[p];
@@ -63,13 +63,15 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s,
             if (kept_out) std::memcpy(kept_out + at, kept, count * sizeof(float));
         }
     }
-    team.join();
     return DONE;
 }
 
 int forward(const Neuron *n, const float *x, const float *residual, float *out, float *kept) {
-    if (n->soft_reset) return residual ? forward_as<true, true>(n, x, residual, out, kept) : forward_as<true, false>(n, x, residual, out, kept);
-    return residual ? forward_as<false, true>(n, x, residual, out, kept) : forward_as<false, false>(n, x, residual, out, kept);
+    if (n->soft_reset)
+        return residual ? forward_as<true, true>(n, x, residual, out, kept)
+                        : forward_as<true, false>(n, x, residual, out, kept);
+    return residual ? forward_as<false, true>(n, x, residual, out, kept)
+                    : forward_as<false, false>(n, x, residual, out, kept);
 }
 
 struct Outputs {
@@ -77,9 +79,10 @@ struct Outputs {
 };
 
 // With dkept_t = dL/dkept_t, from the last step back:
-//     ds_t = g_t - v_t dkept_t (hard; nothing where the reset is detached), or g_t - v_th dkept_t (soft)
-//     dv_t = ds_t h_t + (1 - s_t) dkept_t (hard), or + dkept_t (soft);        dkept_{t-1} = tau dv_t,   dtau += dv_t kept_{t-1}
-//     dv_th -= ds_t h_t, and s_t dkept_t (soft)
+//     ds_t = g_t - v_t dkept_t (hard), or g_t - v_th dkept_t (soft), or g_t where the reset is detached
+//     dv_t = ds_t h_t + (1 - s_t) dkept_t (hard), or ds_t h_t + dkept_t (soft)
+//     dkept_{t-1} = tau dv_t
+//     dtau = sum dv_t kept_{t-1};   dv_th = -sum ds_t h_t (hard), or -sum (ds_t h_t + s_t dkept_t) (soft)
 template <int SG, bool SOFT, bool KAPPA>
 int backward_as(const Neuron *n, const float *x, const float *g, const float *dkept, const Outputs &to) {
     const Plane plane(n->M, n->C);
@@ -94,16 +97,17 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
     double *part_tau = memory.take<double>(plane.chunks * P), *part_th = memory.take<double>(plane.chunks * P);
     double *part_kappa = memory.take<double>(plane.chunks * T);
     const auto all_kept = memory.each<float>(team, T * P), all_v = memory.each<float>(team, T * P);
-    const auto all_after = memory.each<float>(team, P), all_acc = memory.each<float>(team, P), all_acc_x = memory.each<float>(team, P);
+    const auto all_after = memory.each<float>(team, P), all_acc = memory.each<float>(team, P),
+               all_acc_x = memory.each<float>(team, P);
     const auto all_acc_tau = memory.each<float>(team, P), all_acc_th = memory.each<float>(team, P);
     const auto all_acc_kappa = memory.each<float>(team, KAPPA ? T * P : 0);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *kept = all_kept[member], *v = all_v[member];
-        float *__restrict after = all_after[member], *__restrict acc = all_acc[member], *__restrict acc_x = all_acc_x[member];
+        float *__restrict after = all_after[member], *__restrict acc = all_acc[member],
+                          *__restrict acc_x = all_acc_x[member];
         float *__restrict acc_tau = all_acc_tau[member], *__restrict acc_th = all_acc_th[member];
         float *__restrict acc_kappa = all_acc_kappa[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
@@ -125,10 +129,11 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
                     for (int64_t t = 0; t < T; t++) {
                         const float *__restrict row = x + t * x_step + at, *__restrict before = kept + t * P;
                         float *__restrict now = v + t * P;
-                        LOOP(int64_t p = 0; p < count; p++) now[p] = tau[p] * before[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
+                        LOOP (int64_t p = 0; p < count; p++)
+                            now[p] = tau[p] * before[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
                         if (t + 1 < T) {
                             float *__restrict next = kept + (t + 1) * P;
-                            LOOP(int64_t p = 0; p < count; p++) next[p] = reset<SOFT>(now[p], v_th[p]);
+                            LOOP (int64_t p = 0; p < count; p++) next[p] = reset<SOFT>(now[p], v_th[p]);
                         }
                     }
                     if (dkept)
@@ -139,7 +144,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
                         const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain ? n->gain[t] : 1.0f;
                         const float *__restrict g_t = g + t * size + at, *__restrict before = kept + t * P;
                         float *__restrict v_t = v + t * P, *__restrict acc_k = KAPPA ? acc_kappa + t * P : nullptr;
-                        LOOP(int64_t p = 0; p < count; p++) {
+                        LOOP (int64_t p = 0; p < count; p++) {
                             const float u = v_t[p] - v_th[p], d_kept = after[p];
                             const bool fired = u >= 0.0f;
                             const float ds = g_t[p] - through_reset * (SOFT ? v_th[p] : v_t[p]) * d_kept;
@@ -157,12 +162,12 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
                         for (int64_t t = 1; t < T; t++) {
                             const float *__restrict d = v + t * P;
                             float *__restrict total = v;
-                            LOOP(int64_t p = 0; p < count; p++) total[p] += d[p];
+                            LOOP (int64_t p = 0; p < count; p++) total[p] += d[p];
                         }
                     for (int64_t t = 0; t < n->S; t++) {
                         const float *__restrict row = x + t * x_step + at, *__restrict d = v + t * P;
                         float *__restrict d_out = to.dv + t * x_step + at;
-                        LOOP(int64_t p = 0; p < count; p++) {
+                        LOOP (int64_t p = 0; p < count; p++) {
                             acc[p] += d[p];
                             acc_x[p] += d[p] * (row[p] - mean[p]);
                             d_out[p] = d[p];
@@ -177,7 +182,6 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
             }
         }
     }
-    team.join();
     const auto finish = [&](double *partial, float *out) {
         fold(partial, plane.chunks, P, C);
         for (int64_t c = 0; c < C; c++) out[c] = static_cast<float>(partial[c]);
@@ -192,11 +196,13 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
     return DONE;
 }
 
-int backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
-             float *dv_th, float *dkappa, float *dkept_0) {
+int backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv, float *sum_dv,
+             float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dkept_0) {
     const Outputs to = {dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dkept_0};
-#define BY_FLAGS(SG)                                                                                                        \
-    if (n->soft_reset) return dkappa ? backward_as<SG, true, true>(n, x, g, dkept, to) : backward_as<SG, true, false>(n, x, g, dkept, to); \
+#define BY_FLAGS(SG)                                                      \
+    if (n->soft_reset)                                                    \
+        return dkappa ? backward_as<SG, true, true>(n, x, g, dkept, to)   \
+                      : backward_as<SG, true, false>(n, x, g, dkept, to); \
     return dkappa ? backward_as<SG, false, true>(n, x, g, dkept, to) : backward_as<SG, false, false>(n, x, g, dkept, to)
     switch (n->surrogate) {
         case RECTANGULAR: BY_FLAGS(RECTANGULAR);
@@ -218,10 +224,9 @@ template <bool SOFT> int probe_as(const Neuron *n, const float *x, double *resul
     double *partial = memory.take<double>(plane.chunks * T * 6);
     const auto all_kept = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict kept = all_kept[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
         const float *__restrict tau = th.tau, *__restrict v_th = th.v_th;
@@ -237,7 +242,8 @@ template <bool SOFT> int probe_as(const Neuron *n, const float *x, double *resul
                     const float *__restrict row = x + t * x_step + tile * P;
                     const float half = 0.5f * n->kappa[t];
                     float fired = 0, available = 0, sum = 0, square = 0, sum_i = 0, square_i = 0;
-                    _Pragma("omp simd reduction(+ : fired, available, sum, square, sum_i, square_i)") for (int64_t p = 0; p < count; p++) {
+#pragma omp simd reduction(+ : fired, available, sum, square, sum_i, square_i)
+                    for (int64_t p = 0; p < count; p++) {
                         float i = (row[p] - mean[p]) * scale[p] + beta[p];
                         float v = tau[p] * kept[p] + i;
                         fired += v >= v_th[p] ? 1.0f : 0.0f;
@@ -258,7 +264,6 @@ template <bool SOFT> int probe_as(const Neuron *n, const float *x, double *resul
             }
         }
     }
-    team.join();
     for (int64_t j = 0; j < T * 6; j++) {
         result[j] = 0;
         for (int64_t b = 0; b < plane.chunks; b++) result[j] += partial[b * T * 6 + j];

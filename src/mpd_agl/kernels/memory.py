@@ -1,7 +1,8 @@
 """The process's allocator: freed pages kept instead of given back.
 
-glibc gives every block over 32 MB back to the kernel and takes fresh, zeroed pages for the next one; that costs several times the
-arithmetic done on them. Training allocates the same sizes at every step, so keeping them costs no more memory at the peak.
+glibc gives every block over 32 MB back to the kernel and takes fresh, zeroed pages for the next one; that costs several
+times the arithmetic done on them. Training allocates the same sizes at every step, so keeping them costs no more memory
+at the peak.
 """
 
 import ctypes
@@ -10,7 +11,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def reuse_pages() -> bool:
-    """Tell glibc's malloc to keep freed memory in the process. True where it took effect; other allocators are left alone.
+    """Tell glibc's malloc to keep freed memory in the process. True where it took effect; other allocators are left
+    alone.
 
     This is a setting of the whole process: `mpd-agl` commands make it at their start, a library import does not.
     """

@@ -1,5 +1,6 @@
-// tdBN + LIF + surrogate, forward and backward, in its default form: hard reset, one tau and one v_th, from rest. Compiled once per SIMD
-// level (LEVEL names it). general.cpp has every other form; plane.h explains how the plane is walked.
+// tdBN + LIF + surrogate, forward and backward, in its default form: hard reset, one tau and one v_th, from rest.
+// Compiled once per SIMD level (LEVEL names it). general.cpp has every other form; plane.h explains how the plane is
+// walked.
 #include "native.h"
 
 #include "plane.h"
@@ -15,10 +16,9 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
     double *partial = memory.take<double>(plane.chunks * P), *partial2 = memory.take<double>(plane.chunks * P);
     const auto all_sum = memory.each<float>(team, P), all_square = memory.each<float>(team, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict sum = all_sum[member], *__restrict square = all_square[member];
 #pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < plane.chunks; b++) {
@@ -31,10 +31,12 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
                 std::memset(sum, 0, P * sizeof(float));
                 std::memset(square, 0, P * sizeof(float));
                 int64_t end = first + FLUSH < last ? first + FLUSH : last, tile = first;
-                for (; tile + 4 < end; tile += 4) {  // four whole tiles at once: a quarter of the traffic to sum and square
+                // four whole tiles at once: a quarter of the traffic to sum and square
+                for (; tile + 4 < end; tile += 4) {
                     const float *__restrict row = x + tile * P;
-                    LOOP(int64_t p = 0; p < P; p++) {
-                        float a = row[p] - shift[p], b = row[p + P] - shift[p], c = row[p + 2 * P] - shift[p], d = row[p + 3 * P] - shift[p];
+                    LOOP (int64_t p = 0; p < P; p++) {
+                        float a = row[p] - shift[p], b = row[p + P] - shift[p], c = row[p + 2 * P] - shift[p],
+                              d = row[p + 3 * P] - shift[p];
                         sum[p] += (a + b) + (c + d);
                         square[p] += (a * a + b * b) + (c * c + d * d);
                     }
@@ -42,20 +44,19 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
                 for (; tile < end; tile++) {
                     const float *__restrict row = x + tile * P;
                     const int64_t n = plane.length(tile);
-                    LOOP(int64_t p = 0; p < n; p++) {
+                    LOOP (int64_t p = 0; p < n; p++) {
                         float d = row[p] - shift[p];
                         sum[p] += d;
                         square[p] += d * d;
                     }
                 }
-                LOOP(int64_t p = 0; p < P; p++) {
+                LOOP (int64_t p = 0; p < P; p++) {
                     out[p] += sum[p];
                     out2[p] += square[p];
                 }
             }
         }
     }
-    team.join();
     fold(partial, plane.chunks, P, C);
     fold(partial2, plane.chunks, P, C);
     for (int64_t c = 0; c < C; c++) {
@@ -68,8 +69,7 @@ int moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
 }
 
 // One tile over all T steps. STEPS > 0 is T known to the compiler: the membrane stays in registers. STEPS = 0 is any T.
-template <int STEPS, bool RESIDUAL>
-int forward_as(const Neuron *n, const float *x, const float *residual, float *s) {
+template <int STEPS, bool RESIDUAL> int forward_as(const Neuron *n, const float *x, const float *residual, float *s) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size, x_step = n->S == 1 ? 0 : size;
     const float tau = n->tau, v_th = n->v_th;
@@ -78,10 +78,9 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s)
     const Channels ch(memory, n, P);
     const auto all_v = memory.each<float>(team, STEPS ? 0 : P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict v = all_v[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
 #pragma omp for schedule(static) nowait
@@ -90,7 +89,7 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s)
             if constexpr (STEPS > 0) {
                 const float *__restrict row = x + at, *__restrict more = residual + (RESIDUAL ? at : 0);
                 float *__restrict out = s + at;
-                LOOP(int64_t p = 0; p < count; p++) {
+                LOOP (int64_t p = 0; p < count; p++) {
                     float kept = 0.0f;
 #pragma GCC unroll 10
                     for (int t = 0; t < STEPS; t++) {
@@ -104,9 +103,10 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s)
             } else {
                 std::memset(v, 0, P * sizeof(float));
                 for (int64_t t = 0; t < T; t++) {
-                    const float *__restrict row = x + t * x_step + at, *__restrict more = residual + (RESIDUAL ? t * size + at : 0);
+                    const float *__restrict row = x + t * x_step + at;
+                    const float *__restrict more = residual + (RESIDUAL ? t * size + at : 0);
                     float *__restrict out = s + t * size + at;
-                    LOOP(int64_t p = 0; p < count; p++) {
+                    LOOP (int64_t p = 0; p < count; p++) {
                         float w = tau * v[p] + ((row[p] - mean[p]) * scale[p] + beta[p]);
                         float fired = w >= v_th ? 1.0f : 0.0f;
                         if constexpr (RESIDUAL) fired += more[p];
@@ -117,7 +117,6 @@ int forward_as(const Neuron *n, const float *x, const float *residual, float *s)
             }
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -135,8 +134,8 @@ int forward(const Neuron *n, const float *x, const float *residual, float *out) 
 }
 
 template <int SG, bool STILL, bool KAPPA, int STEPS = 0>
-int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, float *sum_dv, float *sum_dv_x, float *dtau,
-                 float *dkappa) {
+int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, float *sum_dv, float *sum_dv_x,
+                float *dtau, float *dkappa) {
     Plane plane(n->M, n->C);
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size;
     const int64_t x_step = STILL ? 0 : size;
@@ -153,12 +152,12 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
     const auto all_acc_x = memory.each<float>(team, P), all_acc_tau = memory.each<float>(team, P);
     const auto all_acc_kappa = memory.each<float>(team, KAPPA ? P * T : 0);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *__restrict v = all_v[member], *__restrict next = all_next[member], *__restrict total = all_total[member];
-        float *__restrict acc = all_acc[member], *__restrict acc_x = all_acc_x[member], *__restrict acc_tau = all_acc_tau[member];
+        float *__restrict acc = all_acc[member], *__restrict acc_x = all_acc_x[member],
+                          *__restrict acc_tau = all_acc_tau[member];
         float *__restrict acc_kappa = all_acc_kappa[member];
         const float *__restrict mean = ch.mean, *__restrict scale = ch.scale, *__restrict beta = ch.beta;
 #pragma omp for schedule(static) nowait
@@ -180,7 +179,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                     if constexpr (STEPS > 0) {  // the same as below with everything in registers
                         const float *__restrict row = x + at, *__restrict g_at = g + at;
                         float *__restrict d_out = dv_out + at;
-                        LOOP(int64_t p = 0; p < count; p++) {
+                        LOOP (int64_t p = 0; p < count; p++) {
                             float centred[STEPS], w[STEPS], after = 0.0f, sum = 0.0f, sum_x = 0.0f, sum_tau = 0.0f;
 #pragma GCC unroll 10
                             for (int t = 0; t < STEPS; t++) {
@@ -210,9 +209,9 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                         const float *__restrict old = v + (t > 0 ? t - 1 : 0) * P;
                         float *__restrict now = v + t * P;
                         if (t == 0) {
-                            LOOP(int64_t p = 0; p < count; p++) now[p] = (row[p] - mean[p]) * scale[p] + beta[p];
+                            LOOP (int64_t p = 0; p < count; p++) now[p] = (row[p] - mean[p]) * scale[p] + beta[p];
                         } else {
-                            LOOP(int64_t p = 0; p < count; p++) {
+                            LOOP (int64_t p = 0; p < count; p++) {
                                 float kept = old[p] >= v_th ? 0.0f : old[p];
                                 now[p] = tau * kept + ((row[p] - mean[p]) * scale[p] + beta[p]);
                             }
@@ -227,7 +226,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                         const float *__restrict v_t = v + t * P;
                         float *__restrict d_out = dv_out + t * x_step + at;
                         float *__restrict acc_k = acc_kappa + (KAPPA ? t * P : 0);
-                        LOOP(int64_t p = 0; p < count; p++) {
+                        LOOP (int64_t p = 0; p < count; p++) {
                             float u = v_t[p] - v_th, after = next[p];
                             float ds = g_t[p] - through_reset * v_t[p] * after;
                             float kept = u >= 0.0f ? 0.0f : after;  // dv_{t+1} (1 - s_t)
@@ -248,7 +247,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                     if constexpr (STILL) {
                         const float *__restrict row = x + at;
                         float *__restrict d_out = dv_out + at;
-                        LOOP(int64_t p = 0; p < count; p++) {
+                        LOOP (int64_t p = 0; p < count; p++) {
                             acc[p] += total[p];
                             acc_x[p] += total[p] * (row[p] - mean[p]);
                             d_out[p] = total[p];
@@ -269,10 +268,10 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
             }
         }
     }
-    team.join();
     fold(part_dv, plane.chunks, P, n->C);
     fold(part_dv_x, plane.chunks, P, n->C);
-    for (int64_t c = 0; c < n->C; c++) sum_dv[c] = static_cast<float>(part_dv[c]), sum_dv_x[c] = static_cast<float>(part_dv_x[c]);
+    for (int64_t c = 0; c < n->C; c++)
+        sum_dv[c] = static_cast<float>(part_dv[c]), sum_dv_x[c] = static_cast<float>(part_dv_x[c]);
     for (int64_t b = 1; b < plane.chunks; b++) {
         part_tau[0] += part_tau[b];
         for (int64_t t = 0; t < T; t++) part_kappa[t] += part_kappa[b * T + t];
@@ -284,16 +283,17 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
 }
 
 int backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x, float *dtau,
-              float *dkappa) {
-    if (n->surrogate == RECTANGULAR && n->S == n->T && !dkappa) switch (n->T) {  // the paper's surrogate at the paper's T
+             float *dkappa) {
+    if (n->surrogate == RECTANGULAR && n->S == n->T && !dkappa)
+        switch (n->T) {  // the paper's surrogate at the paper's T
             case 1: return backward_as<RECTANGULAR, false, false, 1>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
             case 2: return backward_as<RECTANGULAR, false, false, 2>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
             case 4: return backward_as<RECTANGULAR, false, false, 4>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
             case 6: return backward_as<RECTANGULAR, false, false, 6>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
             case 10: return backward_as<RECTANGULAR, false, false, 10>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
         }
-#define CALL(SG, STILL)                                                                        \
-    return dkappa ? backward_as<SG, STILL, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)  \
+#define CALL(SG, STILL)                                                                       \
+    return dkappa ? backward_as<SG, STILL, true>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa) \
                   : backward_as<SG, STILL, false>(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa)
 #define BY_FLAGS(SG)               \
     if (n->S == 1) CALL(SG, true); \
@@ -309,28 +309,21 @@ int backward(const Neuron *n, const float *x, const float *g, float *dv, float *
 #undef CALL
 }
 
-int normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C, const float *m1_C,
-                    const float *m2_C) {
+int normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean_C, const float *scale_C,
+                   const float *m1_C, const float *m2_C) {
     Plane plane(rows, C);
     const int64_t P = plane.P;
-    Team team;
     Memory memory;
     const float *mean = repeat(memory, mean_C, C, P), *scale = repeat(memory, scale_C, C, P);
     const float *m1 = repeat(memory, m1_C, C, P), *m2 = repeat(memory, m2_C, C, P);
     if (!memory.ok()) return NO_MEMORY;
-    team.start();
-#pragma omp parallel num_threads(team.size)
-    {
-        Member member(team);
-#pragma omp for schedule(static) nowait
-        for (int64_t tile = 0; tile < plane.tiles; tile++) {
-            const int64_t count = plane.length(tile);
-            const float *__restrict row = x + tile * P;
-            float *__restrict d = dv + tile * P;
-            LOOP(int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
-        }
+#pragma omp parallel for schedule(static)
+    for (int64_t tile = 0; tile < plane.tiles; tile++) {
+        const int64_t count = plane.length(tile);
+        const float *__restrict row = x + tile * P;
+        float *__restrict d = dv + tile * P;
+        LOOP (int64_t p = 0; p < count; p++) d[p] = scale[p] * (d[p] - m1[p] - (row[p] - mean[p]) * m2[p]);
     }
-    team.join();
     return DONE;
 }
 

@@ -1,8 +1,9 @@
-"""The C++ kernels of the neuron (native.cpp, general.cpp) as functions on CPU float32 tensors, and as `torch.library` operators.
+"""The C++ kernels of the neuron (native.cpp, general.cpp) as functions on CPU float32 tensors, and as `torch.library`
+operators.
 
-The library is a plain shared object without torch or Python headers, built at install. It is loaded after torch, so that its OpenMP
-symbols resolve to torch's own runtime: one thread pool, the threads of `torch.set_num_threads`. C++ reads what it is given, so every
-function here checks the dtype, the layout and each length first.
+The library is a plain shared object without torch or Python headers, built at install. It is loaded after torch, so
+that its OpenMP symbols resolve to torch's own runtime: one thread pool, the threads of `torch.set_num_threads`. C++
+reads what it is given, so every function here checks the dtype, the layout and each length first.
 """
 
 import ctypes
@@ -141,7 +142,7 @@ def done(code: int) -> None:
 
 
 def surrogate_code(surrogate: Surrogate) -> int | None:
-    """The surrogate's number in C++; None where C++ does not have it. A subclass may compute anything, so it has no number."""
+    """The surrogate's number in C++, None where C++ does not have it. A subclass may compute anything: it has none."""
     return SURROGATES.index(type(surrogate)) if type(surrogate) in SURROGATES else None
 
 
@@ -153,8 +154,8 @@ def _check(**tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
         if a.dtype != torch.float32 or a.device.type != "cpu" or a.shape != shape or not a.is_contiguous():
             got = f"{tuple(a.shape)}, {a.dtype} on {a.device}" + ("" if a.is_contiguous() else ", not contiguous")
             raise InputError(
-                f"the native kernels take {name} as a contiguous float32 CPU tensor of shape {tuple(shape)}, got {got}. "
-                "Use backend='eager'."
+                f"the native kernels take {name} as a contiguous float32 CPU tensor of shape {tuple(shape)}, "
+                f"got {got}. Use backend='eager'."
             )
 
 
@@ -192,7 +193,7 @@ def forward(
     num_steps: int,
     residual_TMC: Tensor | None,
 ) -> Tensor:
-    """Spikes s_TMC of the default form (hard reset, one tau and one v_th, from rest), plus `residual_TMC` where it is given."""
+    """Spikes s_TMC of the default form (hard reset, one tau and v_th, from rest), plus `residual_TMC` if given."""
     T, M, C = _check_input(x_SMC, num_steps)
     _check(x=(x_SMC, x_SMC.shape), mean=(mean_C, (C,)), scale=(scale_C, (C,)), beta=(beta_C, (C,)), tau=(tau, ()))
     _check(residual=(residual_TMC, (T, M, C)))

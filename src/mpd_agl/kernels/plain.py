@@ -1,10 +1,10 @@
 """The fused step in plain PyTorch: works on every device and dtype, and is what `torch.compile` compiles.
 
-Shapes: x_SMC with S = T, or S = 1 when the input is the same at every step; M rows (batch and space), C channels. The current is
-`i = (x - mean_C) * scale_C + beta_C`. Only x is kept from forward to backward; v and s are computed again.
+Shapes: x_SMC with S = T, or S = 1 when the input is the same at every step; M rows (batch and space), C channels. The
+current is `i = (x - mean_C) * scale_C + beta_C`. Only x is kept from forward to backward; v and s are computed again.
 
-The default form has one `tau` and a `v_th` that is a number. The general form has both as vectors (C,), and may have a soft reset, a state
-to start from and to end with, and gains on the surrogate.
+The default form has one `tau` and a `v_th` that is a number. The general form has both as vectors (C,), and may have a
+soft reset, a state to start from and to end with, and gains on the surrogate.
 """
 
 import torch
@@ -25,7 +25,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def reset(v: Tensor, v_th: Tensor | float, soft: bool) -> Tensor:
-    """What a step leaves to the next: nothing of a neuron that fired (hard), or what it had above the threshold (soft)."""
+    """What a step leaves to the next: of a neuron that fired nothing (hard), or what it had above v_th (soft)."""
     return torch.where(v >= v_th, v - v_th if soft else 0.0, v)
 
 
@@ -64,7 +64,7 @@ def forward(
     kept_0_MC: Tensor | None = None,
     want_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Spikes s_TMC in x's dtype (0 and 1 are exact in all of them), plus `residual_TMC` where it is given (SEW-ADD); the last state."""
+    """Spikes s_TMC in x's dtype, plus `residual_TMC` where it is given (SEW-ADD); and the last state if wanted."""
     v_T = potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps, soft, kept_0_MC)
     s_TMC = torch.stack([(v >= v_th).to(x_SMC.dtype) for v in v_T])
     kept_MC = reset(v_T[-1], v_th, soft) if want_state else None
@@ -88,11 +88,12 @@ def backward(
     gain_T: Tensor | None = None,
     dkept_MC: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dL/di and its sums: dv_SMC (summed over time where S = 1 < T), sum dv_C, sum dv (x - mean)_C, dtau, dkappa_T; then, in the general
-    form, dv_th_C and dkept_0_MC.
+    """dL/di and its sums: dv_SMC (summed over time where S = 1 < T), sum dv_C, sum dv (x - mean)_C, dtau, dkappa_T;
+    then, in the general form, dv_th_C and dkept_0_MC.
 
-    `ds_t = g_t - tau v_t dv_{t+1}` and `dv_t = ds_t h(v_t; kappa_t) + tau (1 - s_t) dv_{t+1}` (Eq. 12-13), from the last step back. A soft
-    reset has v_th in place of v_t in the first, and no (1 - s_t) in the second. `dkept_MC` is dL/dkept_T.
+    `ds_t = g_t - tau v_t dv_{t+1}` and `dv_t = ds_t h(v_t; kappa_t) + tau (1 - s_t) dv_{t+1}` (Eq. 12-13), from the
+    last step back. A soft reset has v_th in place of v_t in the first, and no (1 - s_t) in the second. `dkept_MC` is
+    dL/dkept_T.
     """
     T = g_TMC.shape[0]
     still = x_SMC.shape[0] == 1

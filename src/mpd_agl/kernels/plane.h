@@ -1,9 +1,10 @@
 // What the neuron's kernels share, compiled once per SIMD level.
 //
-// The plane [M][C] is walked in tiles of P = C * k values, k rows at a time, with the channel vectors laid out k times: the inner loops run
-// over a long contiguous P however few channels there are, and the compiler turns them into SIMD code. Time is the loop around them, with
-// the membrane in an L1-resident tile. Sums go float -> double every FLUSH tiles, and the plane is cut into a number of chunks that does
-// not depend on the number of threads: results are the same for any thread count.
+// The plane [M][C] is walked in tiles of P = C * k values, k rows at a time, with the channel vectors laid out k times:
+// the inner loops run over a long contiguous P however few channels there are, and the compiler turns them into SIMD
+// code. Time is the loop around them, with the membrane in an L1-resident tile. Sums go float -> double every FLUSH
+// tiles, and the plane is cut into a number of chunks that does not depend on the number of threads: results are the
+// same for any thread count.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -46,7 +47,9 @@ inline float *repeat(Memory &memory, const float *v_C, int64_t C, int64_t P) {
 struct Channels {  // the per-channel vectors of the current, laid out along a tile
     float *mean, *scale, *beta;
     Channels(Memory &memory, const Neuron *n, int64_t P)
-        : mean(repeat(memory, n->mean, n->C, P)), scale(repeat(memory, n->scale, n->C, P)), beta(repeat(memory, n->beta, n->C, P)) {}
+        : mean(repeat(memory, n->mean, n->C, P)),
+          scale(repeat(memory, n->scale, n->C, P)),
+          beta(repeat(memory, n->beta, n->C, P)) {}
 };
 
 // Sum over chunks and rows of a tile of partial[chunk][row * C + c], in place: the first C values
@@ -60,7 +63,9 @@ inline float exp_neg(float r) {
     float y = -r * 1.44269504088896341f;
     float k = __builtin_floorf(y + 0.5f);
     float f = (y - k) * 0.693147180559945309f;
-    float e = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * (0.00833333333f + f * 0.00138888889f)))));
+    float e =
+        1.0f +
+        f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * (0.00833333333f + f * 0.00138888889f)))));
     int32_t bits = (static_cast<int32_t>(k) + 127) << 23;
     float power;
     std::memcpy(&power, &bits, 4);
@@ -89,7 +94,8 @@ template <int SG> inline float surrogate(float u, float kappa, float inverse) {
 
 // dH/dkappa: -(u/kappa) h, but for the shape whose area is kappa
 template <int SG> inline float surrogate_by_kappa(float u, float h, float inverse) {
-    if constexpr (SG == ARCTAN_PEAK) return 0.5f + atanf(u * 3.14159265358979323846f * inverse) * 0.318309886183790672f - u * inverse * h;
+    if constexpr (SG == ARCTAN_PEAK)
+        return 0.5f + atanf(u * 3.14159265358979323846f * inverse) * 0.318309886183790672f - u * inverse * h;
     return -u * inverse * h;
 }
 

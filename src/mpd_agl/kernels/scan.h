@@ -54,7 +54,8 @@ inline void append(uint8_t *list, int64_t &n, unsigned mask, int64_t first) {
     n += __builtin_popcount(mask);
 }
 
-// One row of C values; returns not 0 where a value is neither 0 nor 1. Slots end with an index to the row of zeros where a count is odd.
+// One row of C values; returns not 0 where a value is neither 0 nor 1. Slots end with an index to the row of zeros
+// where a count is odd.
 inline unsigned scan_row(const float *x, const ActiveLists *lists, int64_t row) {
     unsigned any = 0;
     for (int64_t b = 0; b < lists->blocks; b++) {

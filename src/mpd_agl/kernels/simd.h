@@ -1,5 +1,5 @@
-// What the hand-written loops share: a vector of the SIMD level's width, checked memory, the threads of a parallel region, small integer
-// helpers. Compiled once per level, so everything is in an anonymous namespace.
+// What the hand-written loops share: a vector of the SIMD level's width, checked memory, the threads of a parallel
+// region, small integer helpers. Compiled once per level, so everything is in an anonymous namespace.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -14,13 +14,6 @@
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
-
-#if defined(__SANITIZE_THREAD__)
-extern "C" void __tsan_acquire(void *), __tsan_release(void *);
-#else
-#define __tsan_acquire(point) (void)(point)
-#define __tsan_release(point) (void)(point)
-#endif
 
 namespace {
 
@@ -39,39 +32,22 @@ inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// The threads of one parallel region:
-//     team.start();
-//     #pragma omp parallel num_threads(team.size)
-//     { Member member(team); ... }
-//     team.join();
-// ThreadSanitizer cannot see the barriers of an OpenMP runtime that was built without it. These calls tell it what the barriers order; in
-// other builds they do nothing.
+// The threads of a parallel region, `#pragma omp parallel num_threads(team.size)`, and one of them inside it
 struct Team {
     int size = 1;
-    char started = 0, finished = 0;
     Team() {
 #ifdef _OPENMP
         size = omp_get_max_threads();
 #endif
     }
-    void start() { __tsan_release(&started); }
-    void join() { __tsan_acquire(&finished); }
 };
 
 struct Member {
-    Team &team;
     int64_t number = 0;
-    explicit Member(Team &t) : team(t) {
-        __tsan_acquire(&team.started);
+    Member() {
 #ifdef _OPENMP
         number = omp_get_thread_num();
 #endif
-    }
-    ~Member() { __tsan_release(&team.finished); }
-    void barrier() {  // after a loop with `nowait` whose results the next one reads
-        __tsan_release(&team.finished);
-#pragma omp barrier
-        __tsan_acquire(&team.finished);
     }
 };
 
@@ -96,7 +72,8 @@ class Memory {
     }
     template <class F> F *take(int64_t count) {
         constexpr int64_t most_bytes = INT64_MAX / 2;
-        if (used == MOST_BLOCKS || count < 0 || count > most_bytes / static_cast<int64_t>(sizeof(F)) || !mpd_agl_may_allocate()) {
+        if (used == MOST_BLOCKS || count < 0 || count > most_bytes / static_cast<int64_t>(sizeof(F)) ||
+            !mpd_agl_may_allocate()) {
             complete = false;
             return nullptr;
         }

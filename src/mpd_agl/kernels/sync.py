@@ -1,7 +1,8 @@
 """Batch statistics over several processes that each hold a part of one batch.
 
-Every process takes count, mean and M2 (the sum of squared deviations) of its own rows; they are gathered and merged (Chan et al. 1979):
-parts of any size are right, an empty one included, and all processes get the same bits. In float32; float64 stays float64.
+Every process takes count, mean and M2 (the sum of squared deviations) of its own rows; they are gathered and merged
+(Chan et al. 1979): parts of any size are right, an empty one included, and all processes get the same bits. In float32;
+float64 stays float64.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Replicas:
-    """The processes that share a batch: a process group, the whole world by default. A network's layers hold it (`nn.share_batch`)."""
+    """The processes that share a batch: a process group, by default all. `nn.share_batch` gives it to the layers."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -53,7 +54,8 @@ def merge(count_R: Tensor, mean_RC: Tensor, m2_RC: Tensor) -> tuple[Tensor, Tens
 
     >>> parts = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([3.0])
     >>> count_R = torch.tensor([3.0, 1.0])
-    >>> mean_RC, m2_RC = (torch.stack([f(p) for p in parts])[:, None] for f in (torch.mean, lambda p: (p - p.mean()).square().sum()))
+    >>> mean_RC = torch.stack([p.mean() for p in parts])[:, None]
+    >>> m2_RC = torch.stack([(p - p.mean()).square().sum() for p in parts])[:, None]
     >>> [float(a) for a in merge(count_R, mean_RC, m2_RC)], float(torch.cat(parts).var(correction=0))
     ([3.0, 3.5, 4.0], 3.5)
     """
@@ -96,8 +98,8 @@ class _BatchMoments(torch.autograd.Function):
 def batch_moments(x_TNC: Tensor, replicas: Replicas) -> SharedMoments:
     """`core.batch_moments` of a batch that several processes share, differentiable on each: channels on axis 2.
 
-    The gradient is that of the SUM of all processes' losses: weight each loss by the process's share of the samples, and add (not average)
-    the parameters' gradients.
+    The gradient is that of the SUM of all processes' losses: weight each loss by the process's share of the samples,
+    and add (not average) the parameters' gradients.
     """
     dtype = torch.float64 if x_TNC.dtype == torch.float64 else torch.float32
     x_RC = x_TNC.movedim(2, -1).flatten(0, -2).to(dtype)
@@ -106,7 +108,10 @@ def batch_moments(x_TNC: Tensor, replicas: Replicas) -> SharedMoments:
 
 
 def rand_like(u_NC: Tensor, place: tuple[int, int]) -> Tensor:
-    """This process's rows of the uniform numbers that one process would draw for the whole batch; generators advance alike everywhere."""
+    """This process's rows of the uniform numbers that one process would draw for the whole batch.
+
+    Every process draws all of them, so that the generators advance alike.
+    """
     before, total = place
     rest = u_NC.shape[1:]
     strides = (max(1, rest.numel()), *u_NC.stride()[1:])

@@ -1,12 +1,17 @@
 // Dense 3x3 convolutions in Winograd's form, compiled once per SIMD level (LEVEL names it).
 //
 // A tile of 2x2 outputs reads 4x4 inputs. With d the input tile, g the kernel, y the outputs (all per channel):
-//     y = A^T [ (G g G^T) * (B^T d B) ] A,        summed over input channels inside the bracket: 16 small matrix products
-//     B^T d = (d0-d2, d1+d2, d2-d1, d1-d3),       A^T m = (m0+m1+m2, m1-m2-m3),       G g = (g0, (g0+g1+g2)/2, (g0-g1+g2)/2, g2)
-// The input gradient is such a convolution, of gy with the kernel turned round; the weight gradient runs the same chain backwards:
+//     y = A^T [ (G g G^T) * (B^T d B) ] A,   summed over input channels inside the bracket: 16 small matrix products
+//     B^T d = (d0-d2, d1+d2, d2-d1, d1-d3)
+//     A^T m = (m0+m1+m2, m1-m2-m3)
+//     G g = (g0, (g0+g1+g2)/2, (g0-g1+g2)/2, g2)
+//
+// The input gradient is such a convolution, of gy with the kernel turned round. The weight gradient runs the same chain
+// backwards:
 //     dg = G^T [ sum over tiles of (B^T d B) * (A gy A^T) ] G
-// Only additions and halves besides the products: float32 errors stay near those of the direct sum. The order of additions depends on the
-// shape alone, not on threads.
+//
+// Only additions and halves besides the products: float32 errors stay near those of the direct sum. The order of
+// additions depends on the shape alone, not on threads.
 #include "winograd.h"
 
 #include <cstring>
@@ -15,12 +20,12 @@
 
 namespace {
 
-constexpr int64_t POINTS = 16;        // of a tile in Winograd's domain
-constexpr int64_t ROWS = 6;           // tiles (or input channels) whose sums are in registers at once
-constexpr int64_t PANEL = 2 * LANES;  // output channels likewise
-constexpr int64_t DEPTH = 256;        // input channels of a panel in L1
+constexpr int64_t POINTS = 16;              // of a tile in Winograd's domain
+constexpr int64_t ROWS = 6;                 // tiles (or input channels) whose sums are in registers at once
+constexpr int64_t PANEL = 2 * LANES;        // output channels likewise
+constexpr int64_t DEPTH = 256;              // input channels of a panel in L1
 constexpr int64_t BLOCK_BYTES = 192 << 10;  // of a block of tiles in Winograd's domain, in L2
-constexpr int64_t CHUNKS = 16;        // partial sums of a weight gradient: a fixed number, for the same bits with any threads
+constexpr int64_t CHUNKS = 16;  // partial sums of a weight gradient: a fixed number, for the same bits with any threads
 
 // floats from one point of a block to the next: a line more than it holds, or the 16 planes share few sets of the cache
 inline int64_t plane(int64_t tiles, int64_t C) { return tiles * C + 16; }
@@ -28,7 +33,8 @@ inline int64_t plane(int64_t tiles, int64_t C) { return tiles * C + 16; }
 // Tiles of an output [N][OH][OW], in order; of an input [N][H][W] with a border of `pad` zeros
 struct Tiles {
     int64_t N, H, W, OH, OW, pad, down, across;
-    Tiles(const Geometry *g) : N(g->N), H(g->H), W(g->W), OH(g->OH), OW(g->OW), pad(g->pad), down(up(OH, 2)), across(up(OW, 2)) {}
+    Tiles(const Geometry *g)
+        : N(g->N), H(g->H), W(g->W), OH(g->OH), OW(g->OW), pad(g->pad), down(up(OH, 2)), across(up(OW, 2)) {}
     int64_t count() const { return N * down * across; }
 };
 
@@ -36,12 +42,16 @@ struct Tiles {
 struct Run {
     int64_t at, n, ty, tx, length;
     Run(const Tiles &t, int64_t first, int64_t tiles, int64_t at)
-        : at(at), n((first + at) / (t.down * t.across)), ty((first + at) / t.across % t.down), tx((first + at) % t.across),
+        : at(at),
+          n((first + at) / (t.down * t.across)),
+          ty((first + at) / t.across % t.down),
+          tx((first + at) % t.across),
           length(least(t.across - tx, least(tiles, t.count() - first) - at)) {}
 };
 
 // B^T d B of each tile: out [POINTS][tiles][C]; `zeros` is a row of the input
-void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tiles, int64_t C, const float *zeros, float *out) {
+void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tiles, int64_t C, const float *zeros,
+                     float *out) {
     const int64_t stride = plane(tiles, C);
     int64_t at = 0;
     while (at < least(tiles, t.count() - first)) {
@@ -58,14 +68,16 @@ void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tile
                     return;
                 }
                 const int64_t from = place * C + c;
-                const vec d0 = load(d[0] + from), d1 = load(d[1] + from), d2 = load(d[2] + from), d3 = load(d[3] + from);
+                const vec d0 = load(d[0] + from), d1 = load(d[1] + from), d2 = load(d[2] + from),
+                          d3 = load(d[3] + from);
                 m[0] = d0 - d2, m[1] = d1 + d2, m[2] = d2 - d1, m[3] = d1 - d3;
             };
             int64_t place = 2 * run.tx - t.pad;
             vec m0[4], m1[4], m2[4], m3[4];
             column(place, m0), column(place + 1, m1);
             float *to = out + run.at * C + c;
-            for (int64_t k = 0; k < run.length; k++, to += C) {  // two columns of a tile are the last two of the tile before it
+            // two columns of a tile are the last two of the tile before it
+            for (int64_t k = 0; k < run.length; k++, to += C) {
                 place += 2;
                 column(place, m2), column(place + 1, m3);
 #pragma GCC unroll 4
@@ -82,15 +94,18 @@ void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tile
         at += run.length;
     }
     if (at < tiles)  // tiles past the last
-        for (int64_t point = 0; point < POINTS; point++) std::memset(out + point * stride + at * C, 0, (tiles - at) * C * sizeof(float));
+        for (int64_t point = 0; point < POINTS; point++)
+            std::memset(out + point * stride + at * C, 0, (tiles - at) * C * sizeof(float));
 }
 
 // A gy A^T of each tile: out [POINTS][tiles][C]; `zeros` is a row of the output
-void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t tiles, int64_t C, const float *zeros, float *out) {
+void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t tiles, int64_t C, const float *zeros,
+                        float *out) {
     const int64_t stride = plane(tiles, C);
     for (int64_t at = 0; at < tiles;) {
         const Run run(t, first, tiles, at);
-        const float *upper = gy + (run.n * t.OH + 2 * run.ty) * t.OW * C, *lower = 2 * run.ty + 1 < t.OH ? upper + t.OW * C : zeros;
+        const float *upper = gy + (run.n * t.OH + 2 * run.ty) * t.OW * C,
+                    *lower = 2 * run.ty + 1 < t.OH ? upper + t.OW * C : zeros;
         for (int64_t c = 0; c < C; c += LANES) {
             float *to = out + run.at * C + c;
             for (int64_t k = 0; k < run.length; k++, to += C) {
@@ -114,12 +129,13 @@ void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t 
 }
 
 // A^T m A of each tile, and the bias, into the output; `nowhere` is a row of it
-void transform_output(const Tiles &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias, float *nowhere,
-                      float *y) {
+void transform_output(const Tiles &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias,
+                      float *nowhere, float *y) {
     const int64_t stride = plane(tiles, C);
     for (int64_t at = 0; at < least(tiles, t.count() - first);) {
         const Run run(t, first, tiles, at);
-        float *upper = y + (run.n * t.OH + 2 * run.ty) * t.OW * C, *lower = 2 * run.ty + 1 < t.OH ? upper + t.OW * C : nowhere;
+        float *upper = y + (run.n * t.OH + 2 * run.ty) * t.OW * C,
+              *lower = 2 * run.ty + 1 < t.OH ? upper + t.OW * C : nowhere;
         for (int64_t c = 0; c < C; c += LANES) {
             const vec b = bias ? load(bias + c) : vec{};
             const float *from = m + run.at * C + c;
@@ -144,10 +160,11 @@ void transform_output(const Tiles &t, const float *m, int64_t first, int64_t til
     }
 }
 
-// out[i][:] (+)= sum over k of a[i, k] b[k][:], M rows and NV vectors in registers; a[i, k] is at a + i * a_row + k * a_step
+// out[i][:] (+)= sum over k of a[i, k] b[k][:], M rows and NV vectors in registers.
+// a[i, k] is at a + i * a_row + k * a_step.
 template <int M, int NV>
-inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, const float *__restrict b, int64_t b_step, int64_t depth,
-                     bool add, float *__restrict out, int64_t out_row) {
+inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, const float *__restrict b,
+                     int64_t b_step, int64_t depth, bool add, float *__restrict out, int64_t out_row) {
     vec sum[M][NV];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
@@ -175,51 +192,45 @@ int64_t packed_size(const Geometry *g) { return POINTS * up(g->C_out, PANEL) * g
 // packed [POINTS][panel][C_in][PANEL of C_out]
 void pack(const Geometry *g, const float *weight, int turned, float *packed) {
     const int64_t C = g->C_in, O = g->C_out, stride = up(O, PANEL) * C * PANEL;
-    Team team;
-    team.start();
-#pragma omp parallel num_threads(team.size)
-    {
-        Member member(team);
-#pragma omp for schedule(static) nowait
-        for (int64_t c = 0; c < C; c++)
-            for (int64_t o = 0; o < O; o += LANES) {
-                vec h[4][3];
+#pragma omp parallel for schedule(static)
+    for (int64_t c = 0; c < C; c++)
+        for (int64_t o = 0; o < O; o += LANES) {
+            vec h[4][3];
 #pragma GCC unroll 3
-                for (int j = 0; j < 3; j++) {
-                    const float *w = weight + c * 9 * O + o;
-                    const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
-                              g2 = load(w + (turned ? 2 - j : 6 + j) * O);
-                    h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
-                }
-                float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    store(to + 4 * i * stride, h[i][0]);
-                    store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
-                    store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
-                    store(to + (4 * i + 3) * stride, h[i][2]);
-                }
+            for (int j = 0; j < 3; j++) {
+                const float *w = weight + c * 9 * O + o;
+                const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
+                          g2 = load(w + (turned ? 2 - j : 6 + j) * O);
+                h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
             }
-    }
-    team.join();
+            float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                store(to + 4 * i * stride, h[i][0]);
+                store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
+                store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
+                store(to + (4 * i + 3) * stride, h[i][2]);
+            }
+        }
 }
 
 int convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
     const int64_t C = g->C_in, O = g->C_out, panels = up(O, PANEL);
     const Tiles t(g);
-    const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS, block = most(4 * ROWS, least(fit, 20 * ROWS));
+    const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS,
+                  block = most(4 * ROWS, least(fit, 20 * ROWS));
     const int64_t blocks = up(t.count(), block);
     Team team;
     Memory memory;
-    const auto all_V = memory.each<float>(team, POINTS * plane(block, C)), all_M = memory.each<float>(team, POINTS * plane(block, O));
+    const auto all_V = memory.each<float>(team, POINTS * plane(block, C)),
+               all_M = memory.each<float>(team, POINTS * plane(block, O));
     const auto all_nowhere = memory.each<float>(team, g->OW * O);
     float *zeros = memory.take<float>(g->W * C);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, g->W * C * sizeof(float));
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *V = all_V[member], *M = all_M[member], *nowhere = all_nowhere[member];
 #pragma omp for schedule(dynamic) nowait
         for (int64_t b = 0; b < blocks; b++) {
@@ -241,7 +252,6 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
             transform_output(t, M, first, tiles, O, bias, nowhere, y);
         }
     }
-    team.join();
     return DONE;
 }
 
@@ -252,16 +262,16 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     const int64_t chunks = most(1, least(CHUNKS, blocks)), per_chunk = up(blocks, chunks);
     Team team;
     Memory memory;
-    const auto all_X = memory.each<float>(team, POINTS * plane(block, C)), all_Y = memory.each<float>(team, POINTS * plane(block, O));
+    const auto all_X = memory.each<float>(team, POINTS * plane(block, C)),
+               all_Y = memory.each<float>(team, POINTS * plane(block, O));
     float *zeros = memory.take<float>(g->W * C + g->OW * O), *sums = memory.take<float>(chunks * size);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
-    team.start();
 #pragma omp parallel num_threads(team.size)
     {
-        Member member(team);
+        const Member member;
         float *X = all_X[member], *Y = all_Y[member];
-#pragma omp for schedule(dynamic) nowait
+#pragma omp for schedule(dynamic)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             float *sum = sums + chunk * size;
             std::memset(sum, 0, size * sizeof(float));
@@ -279,14 +289,14 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                     }
             }
         }
-        member.barrier();
 #pragma omp for schedule(static) nowait
         for (int64_t c = 0; c < C; c++)
             for (int64_t o = 0; o < O; o++) {
                 float m[4][4], h[3][4];
                 for (int64_t point = 0; point < POINTS; point++) {
                     float total = 0;
-                    for (int64_t chunk = 0; chunk < chunks; chunk++) total += sums[chunk * size + (point * C + c) * O + o];
+                    for (int64_t chunk = 0; chunk < chunks; chunk++)
+                        total += sums[chunk * size + (point * C + c) * O + o];
                     m[point / 4][point % 4] = total;
                 }
                 for (int j = 0; j < 4; j++) {
@@ -300,7 +310,6 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                 }
             }
     }
-    team.join();
     return DONE;
 }
 

@@ -1,8 +1,10 @@
-"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36 (winograd.cpp).
+"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36
+(winograd.cpp).
 
-With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices hold 0, 1 and 1/2
-only, so float32 errors stay near those of the direct sum. The input gradient is the same function of the kernel turned round, the weight
-gradient its transpose. float32 in channels_last memory on a CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
+With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices
+hold 0, 1 and 1/2 only, so float32 errors stay near those of the direct sum. The input gradient is the same function of
+the kernel turned round, the weight gradient its transpose. float32 in channels_last memory on a CPU, channels in
+multiples of 16; `why_not` says what is in the way elsewhere.
 """
 
 import ctypes
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
-from mpd_agl.kernels.active import Geometry, channels_first, floats, rows_of
+from mpd_agl.kernels.active import channels_first, floats, rows_of
+from mpd_agl.kernels.native import Geometry
 
 CHANNELS = 16
 MOST_WEIGHTS = 128 * 128
@@ -21,7 +24,7 @@ MOST_WEIGHTS = 128 * 128
 
 def why_not(weight: Tensor, stride: int, padding: int) -> str:
     """Why this layer has no such form; "" where it has."""
-    if weight.dim() != 4 or weight.shape[2:] != (3, 3) or stride != 1 or padding > 2:
+    if weight.dim() != 4 or weight.shape[2:] != (3, 3) or stride != 1 or not 0 <= padding <= 2:
         got = f"the weight is {tuple(weight.shape)} with stride {stride} and padding {padding}"
         return f"it takes 3x3 kernels of stride 1 with a padding up to 2, and {got}"
     if weight.shape[0] % CHANNELS or weight.shape[1] % CHANNELS:
@@ -44,14 +47,21 @@ def _check(weight: Tensor, padding: int, **tensors: tuple[Tensor, tuple[int, ...
             raise InputError(
                 f"Winograd's form takes a float32 {name} {wanted} on the CPU, got {got}. Use torch.conv2d."
             )
+        if name in ("x", "gradient") and (
+            tensor.dim() != 4 or min(_out(tensor, padding if name == "x" else 2 - padding)) < 1
+        ):
+            raise InputError(
+                f"Winograd's form takes {name} as (N, C, H, W) that a 3x3 kernel with padding {padding} fits, "
+                f"got {tuple(tensor.shape)}."
+            )
 
 
-def _size(x: Tensor, weight: Tensor, padding: int) -> tuple[int, ...]:
-    return (x.shape[0], weight.shape[0], *(size + 2 * padding - 2 for size in x.shape[2:]))
+def _out(x: Tensor, padding: int) -> list[int]:
+    return [size + 2 * padding - 2 for size in x.shape[2:]]
 
 
 def pack(weight: Tensor, *, turned: bool = False) -> Tensor:
-    """The transform of a weight (C_out, C_in, 3, 3), for `forward`; turned round and with its channels exchanged, for `input_grad`."""
+    """The transform of a weight (C_out, C_in, 3, 3) for `forward`; turned, channels exchanged, for `input_grad`."""
     _check(weight, 1)
     w = weight.detach().permute((0, 2, 3, 1) if turned else (1, 2, 3, 0)).contiguous()
     g = _geometry((1, w.shape[0], 3, 3), w.shape[3], 1)
@@ -66,8 +76,10 @@ def _convolve(x: Tensor, channels: int, packed: Tensor, bias: Tensor | None, pad
     rows, y = rows_of(x), floats(g.N, g.OH, g.OW, channels)
     bias = None if bias is None else bias.detach().contiguous()
     bias_at = None if bias is None else bias.data_ptr()
-    native.library().mpd_agl_winograd_convolve(
-        ctypes.byref(g), rows.data_ptr(), packed.data_ptr(), bias_at, y.data_ptr()
+    native.done(
+        native.library().mpd_agl_winograd_convolve(
+            ctypes.byref(g), rows.data_ptr(), packed.data_ptr(), bias_at, y.data_ptr()
+        )
     )
     return channels_first(y)
 
@@ -79,7 +91,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, packed
     >>> torch.allclose(forward(x, w, None, 1), torch.conv2d(x, w, padding=1), atol=1e-4)
     True
     """
-    packed = pack(weight) if packed is None else packed
+    packed = pack(weight) if packed is None else packed.contiguous()
     size = native.library().mpd_agl_winograd_packed_size(
         ctypes.byref(_geometry((1, weight.shape[1], 3, 3), weight.shape[0], 1))
     )
@@ -100,10 +112,14 @@ def weight_grad(x: Tensor, weight: Tensor, grad: Tensor, padding: int) -> Tensor
         weight,
         padding,
         x=(x, (x.shape[0], weight.shape[1], *x.shape[2:])),
-        gradient=(grad, _size(x, weight, padding)),
+        gradient=(grad, (x.shape[0], weight.shape[0], *_out(x, padding))),
     )
     C_out, C_in = weight.shape[:2]
     g = _geometry(x.shape, C_out, padding)
     rows, g_rows, dw = rows_of(x), rows_of(grad), floats(C_out, 3, 3, C_in)
-    native.library().mpd_agl_winograd_weight_grad(ctypes.byref(g), rows.data_ptr(), g_rows.data_ptr(), dw.data_ptr())
+    native.done(
+        native.library().mpd_agl_winograd_weight_grad(
+            ctypes.byref(g), rows.data_ptr(), g_rows.data_ptr(), dw.data_ptr()
+        )
+    )
     return channels_first(dw)

@@ -157,13 +157,13 @@ class Neuron(nn.Module):
 
     def _set_threshold(self, v_th: float | Sequence[float] | Tensor, learn: bool) -> None:
         """Keep the threshold as a number, a buffer (one per channel) or a parameter."""
-        values = torch.as_tensor(v_th, dtype=torch.float32)
+        values = _numbers(v_th)
         if values.dim() > 1 or not bool((values > 0).all() and torch.isfinite(values).all()):
             raise InputError(f"v_th must be positive, one number or one per channel, got {v_th}. The paper uses 0.5.")
         if learn:
-            self.v_th = nn.Parameter(values.clone())
+            self.v_th = nn.Parameter(torch.tensor(values.tolist()))
         elif values.dim():
-            self.register_buffer("v_th", values.clone())
+            self.register_buffer("v_th", torch.tensor(values.tolist()))
         else:
             self.v_th = float(v_th)  # type: ignore[arg-type]
 
@@ -240,10 +240,26 @@ class Neuron(nn.Module):
         if kappa_T is None:
             kappa_T = self.kappa(i_SNC, T, kept_0)
         if self.is_noisy:
+<<<<<<< HEAD
             return self._noisy(i_SNC, kappa_T, residual, state)
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         return kernels.neuron(
+=======
+            i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
+            # Under autocast, too, the membrane is float32.
+            i_TNC = i_TNC.to(torch.promote_types(i_SNC.dtype, torch.float32))
+            place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
+
+            def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
+                draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
+                return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
+
+            s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
+            s_TNC = s_TNC.to(i_SNC.dtype)
+            return s_TNC if residual is None else s_TNC + residual
+        spikes: Tensor = kernels.neuron(
+>>>>>>> k
             i_SNC,
             self.tau,
             kappa_T,
@@ -255,6 +271,7 @@ class Neuron(nn.Module):
             backend=self.backend,
             **self.dynamics(),
         )
+        return spikes
 
     def step(self, i_NC: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One timestep, for recurrent networks and streams: `s, state = neuron.step(i, state)`; None starts at rest.
@@ -334,13 +351,18 @@ def _shown(value: Tensor | float) -> str:
     return f"{float(value):.3f}" if value.dim() == 0 else f"{float(value.min()):.3f}..{float(value.max()):.3f}"
 
 
+def _numbers(value: float | Sequence[float] | Tensor) -> Tensor:
+    """In float64 on the CPU, to be looked at; a network may be built on another device, or on none (`meta`)."""
+    return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+
+
 def _checked_decay(tau: float | Sequence[float] | Tensor) -> Tensor:
-    values = torch.as_tensor(tau, dtype=torch.float64)
+    values = _numbers(tau)
     if values.dim() > 1 or not bool(((values > 0) & (values <= 1)).all()):
         raise InputError(
             f"tau, the share of the potential that is kept, must lie between 0 and 1, got {tau}. The paper uses 0.2."
         )
-    return values.clone()
+    return values
 
 
 class LIF(Neuron):
@@ -351,7 +373,7 @@ class LIF(Neuron):
     """
 
     def _set_decay(self, tau: Tensor) -> None:
-        self.register_buffer("tau", tau.float())
+        self.register_buffer("tau", torch.tensor(tau.tolist()))
 
 
 class PLIF(Neuron):
@@ -362,7 +384,7 @@ class PLIF(Neuron):
             raise InputError(
                 f"a learnable tau must lie between 0 and 1, got {_shown(tau)}: sigmoid(rho) never reaches 1. Use LIF."
             )
-        self.rho = nn.Parameter(torch.log(tau / (1 - tau)).float())
+        self.rho = nn.Parameter(torch.tensor(torch.log(tau / (1 - tau)).tolist()))
 
     @property
     def tau(self) -> Tensor:  # type: ignore[override]
