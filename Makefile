@@ -6,11 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-<<<<<<< HEAD
-.PHONY: install demo test lint faults nightly clean
-=======
-.PHONY: install demo test lint sanitize faults clean
->>>>>>> k
+.PHONY: install demo test lint sanitize faults nightly clean
 
 install: $(INSTALLED)
 
@@ -33,18 +29,13 @@ lint: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -n 2
 
-<<<<<<< HEAD
-# every row of the fault table at its nightly size: about an hour, and two for the soak, which downloads CIFAR-10
-# where MPD_AGL_SOAK_DATA does not name its folder; a row with a record of this commit is left out, so that the target
-# can be stopped and started again
-=======
 # the kernel tests once under AddressSanitizer and UBSan and once under ThreadSanitizer (Linux, gcc)
 sanitize: $(INSTALLED)
 	$(BIN)/python tools/sanitize.py
 
-# every row of the fault table at its nightly size: about an hour, and two for the soak, which downloads CIFAR-10 where MPD_AGL_SOAK_DATA
-# does not name its folder; a row with a record of this commit is left out, so that it can be stopped and started again
->>>>>>> k
+# every row of the fault table at its nightly size: about an hour, and two for the soak, which downloads CIFAR-10
+# where MPD_AGL_SOAK_DATA does not name its folder; a row with a record of this commit is left out, so that the target
+# can be stopped and started again
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults all
 	$(BIN)/python -m tests.faults table

@@ -12,7 +12,10 @@ Moments = Literal["paper", "exact"]
 Leak = Literal["two", "full"]
 
 KAPPA_MIN = 0.1
-"""Smallest width in units of v_th: Eq. 7 gives 0 at gamma_bar = 0, where a surrogate would have no finite height."""
+"""Smallest width, as a multiple of v_th: Eq.
+
+7 gives 0 at gamma_bar = 0, and a surrogate of width 0 has no finite height.
+"""
 
 
 def input_moments(
@@ -45,15 +48,10 @@ def potential_moments(
 ) -> tuple[Tensor, Tensor]:
     """Theorem 2: mean_T and std_T of the membrane potential, from those of the pre-synaptic input.
 
-<<<<<<< HEAD
-    `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1:
-    `N((1 + tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t) std^2` with
-    `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std. Neither knows the reset, and both
-    take the inputs of different steps as independent: approximations.
-=======
-    t = 1: the input's own; t > 1: `N((1 + tau) mean, (1 + tau^2) std^2)`. Two terms of the leak sum, and no reset: an
-    approximation.
->>>>>>> k
+    `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1: `N((1 +
+    tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t)
+    std^2` with `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std.
+    Neither knows the reset, and both take the inputs of different steps as independent: approximations.
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
     if leak == "full":
@@ -67,14 +65,10 @@ def potential_moments(
     return mean_T, std_T
 
 
-<<<<<<< HEAD
 def mpd_width(std_T: Tensor, *, v_th: Tensor | float = 0.5) -> Tensor:
-    """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
-=======
-def mpd_width(std_T: Tensor, *, v_th: float = 0.5) -> Tensor:
-    """Eq. 7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from
-    zero.
->>>>>>> k
+    """Eq.
+
+    7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
 
     >>> mean_T, std_T = potential_moments(*input_moments(torch.ones(8), torch.zeros(8)), tau=0.2, num_steps=3)
     >>> mpd_width(std_T)
@@ -88,14 +82,9 @@ def lsg_width(tau: Tensor, num_steps: int, *, v_th: Tensor | float = 0.5) -> Ten
     return (2 * v_th * torch.sqrt(1 + tau * tau)).reshape(1).expand(num_steps)
 
 
-<<<<<<< HEAD
 def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5, share: float = 0.4772) -> Tensor:
-    """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's normal.
-=======
-def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: float = 0.5, share: float = 0.4772) -> Tensor:
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
     normal.
->>>>>>> k
 
     Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma
     = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.

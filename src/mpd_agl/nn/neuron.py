@@ -240,26 +240,10 @@ class Neuron(nn.Module):
         if kappa_T is None:
             kappa_T = self.kappa(i_SNC, T, kept_0)
         if self.is_noisy:
-<<<<<<< HEAD
             return self._noisy(i_SNC, kappa_T, residual, state)
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         return kernels.neuron(
-=======
-            i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:])
-            # Under autocast, too, the membrane is float32.
-            i_TNC = i_TNC.to(torch.promote_types(i_SNC.dtype, torch.float32))
-            place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
-
-            def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
-                draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
-                return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
-
-            s_TNC, _ = lif(i_TNC, self.tau, kappa_T, v_th=self.v_th, detach_reset=self.detach_reset, fire=fire)
-            s_TNC = s_TNC.to(i_SNC.dtype)
-            return s_TNC if residual is None else s_TNC + residual
-        spikes: Tensor = kernels.neuron(
->>>>>>> k
             i_SNC,
             self.tau,
             kappa_T,
@@ -271,7 +255,6 @@ class Neuron(nn.Module):
             backend=self.backend,
             **self.dynamics(),
         )
-        return spikes
 
     def step(self, i_NC: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One timestep, for recurrent networks and streams: `s, state = neuron.step(i, state)`; None starts at rest.
