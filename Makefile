@@ -10,9 +10,10 @@ NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py tools/constraints.txt $(NATIVE)
+$(INSTALLED): pyproject.toml setup.py tools/constraints.txt tools/peers.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tools/peers.txt
 	touch $@
 
 # a small network learns digits from scratch; the run folder is runs/demo, the page about it runs/demo/report.html

@@ -1,4 +1,6 @@
-"""One thread per test process: the processes share the cores, and threads that wait for each other on busy cores only spin."""
+"""One thread per test process: the processes share the cores, and threads that wait for each other on busy cores only
+spin.
+"""
 
 import os
 

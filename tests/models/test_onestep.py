@@ -1,4 +1,4 @@
-"""One timestep at a time: the same logits as the pass over all of them; an early answer computes no more than it needs."""
+"""One timestep at a time gives the logits of the pass over all; an early answer computes no more than it needs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A batch that two processes share: outputs, loss, every gradient and the running statistics are those of one process."""
+"""A batch that two processes share: outputs, loss, gradients and running statistics are those of one process."""
 
 from typing import Any
 

@@ -199,7 +199,8 @@ def test_command_writes_page_and_figures(one, tmp_path, capsys, few_figures):
 
 def test_a_real_run_has_all_that_the_page_shows(tmp_path, capsys):
     tiny = "--model.name cnn8 --model.width_mult 0.03125 --data.train-samples 24 --data.test-samples 20"
-    loop = "--data.name mnist5k --train.epochs 1 --train.batch-size 12 --train.threads 1 --monitor.every 1 --name real --quiet --runs-dir"
+    loop = "--data.name mnist5k --train.epochs 1 --train.batch-size 12 --train.threads 1 "
+    loop += "--monitor.every 1 --name real --quiet --runs-dir"
     assert main(["train", *tiny.split(), *loop.split(), str(tmp_path)]) == 0
     run = read_run(tmp_path / "real")
     assert len(run.detailed) == len(run.snapshots) == 2

@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(sys.modules["mpd_agl.nn.event_layers"], "_ms", made.ms)
+    monkeypatch.setattr(sys.modules["mpd_agl.nn.event_conv"], "_ms", made.ms)
     monkeypatch.setattr(conv_choices, "due", made.due)
     return made
 

@@ -304,7 +304,7 @@ class SpikingBlock(nn.Module):
 
     @torch.no_grad()
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
-        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps, with the statistics used for this x."""
+        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps."""
         neuron = self.neuron
         return kernels.probe(
             x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()

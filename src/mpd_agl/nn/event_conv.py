@@ -3,9 +3,9 @@
 They have the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
 
 `dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` measures, on the input at hand,
-every way in which each of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's form) and
-takes the fastest; it measures again after every `every` calls. All ways compute the same function with another order of
-additions. A choice by the clock is therefore not reproducible, so `choice` holds it and a run keeps it
+every way in which each of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's
+form) and takes the fastest; it measures again after every `every` calls. All ways compute the same function with
+another order of additions. A choice by the clock is therefore not reproducible, so `choice` holds it and a run keeps it
 (`runs.conv_choices`).
 """
 
