@@ -212,7 +212,10 @@ def adapt(
                 for layer in ran
             }
             with_widths = calibration.watch(net, ran, run, with_widths=True)
-        left = fusing.fuse(net, ran, _runner(net, batch, forward)) if fuse else {}
+        left: dict[str, str] = {}
+        if fuse:
+            exactly = _runner(net, fusing.in_float64(batch), forward)
+            left = fusing.fuse(net, ran, _runner(net, batch, forward), exactly)
     except BaseException:
         for layer in layers:
             if layer.spike.handles:

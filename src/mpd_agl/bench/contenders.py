@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpd_agl.adapt import adapt
 from mpd_agl.bench import equivalence, peers
 from mpd_agl.bench.equivalence import Agreement
 from mpd_agl.bench.workload import Workload
@@ -43,6 +44,8 @@ CONTENDERS = {
         Contender("native+recompute", "ours, stages computed again in the backward pass", works=("train",)),
         Contender("native-unfolded", "ours without folding", works=("infer",)),
         Contender("spikingjelly", "SpikingJelly, multi-step, channels_last", package="spikingjelly"),
+        Contender("spikingjelly+adapt", "the same, adapted", package="spikingjelly", works=("train",)),
+        Contender("spikingjelly+fuse", "the same, adapted and fused", package="spikingjelly", works=("train",)),
         Contender("snntorch", "snnTorch, synapses over all steps at once, channels_last", package="snntorch"),
         Contender("ann", "the same network with ReLU at batch T*N, channels_last"),
         Contender("ann-compiled", "the same through torch.compile"),
@@ -110,9 +113,14 @@ def timed_network(name: str, workload: Workload) -> nn.Module:
         net = network(workload, ann=True)
         ann = fold(net) if workload.work == "infer" else net
         return torch.compile(ann, dynamic=False) if name == "ann-compiled" else ann  # type: ignore[return-value]
-    if name in peers.PEERS:
-        return peers.rebuild(network(workload), name)
     backend, _, option = name.partition("+")
+    if backend in peers.PEERS:
+        rebuilt = peers.rebuild(network(workload), backend)
+        if option:  # the scale stays as it is: only the widths, and the kernel, are ours
+            some = inputs(replace(workload, batch=8), rebuilt)[0]
+            adapt(rebuilt, some, calibrate=False, fuse=option == "fuse")
+            peers.reset(rebuilt)
+        return rebuilt
     net = network(workload, backend=backend.partition("-")[0], **OPTIONS[option])
     if option == "auto":
         net.load_state_dict(network(workload).state_dict())  # the same running statistics, to the bit
