@@ -59,8 +59,8 @@ def load_weights(net: nn.Module, path: str | Path) -> None:
             parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
         of = f" (it was written by {_model_in(metadata)})" if "mpd_agl" in metadata else ""
         raise InputError(
-            f"{source}{of} does not fit this {getattr(net, 'name', type(net).__name__)}: {'; '.join(parts)}. Create the model with the options it was "
-            "trained with."
+            f"{source}{of} does not fit this {getattr(net, 'name', type(net).__name__)}: {'; '.join(parts)}. "
+            "Create the model with the options it was trained with."
         )
     bad = [k for k, v in state.items() if v.is_floating_point() and not torch.isfinite(v).all()]
     if bad:

@@ -21,8 +21,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig, check_processes
-from mpd_agl.runs.own_network import OPTIONS, OWN, OwnNetwork, call_factory, check_network, is_own
-from mpd_agl.runs.resolve import augment_steps, data_set, flatten
+from mpd_agl.runs.own_network import OPTIONS, OwnNetwork, call_factory, check_network, is_own
+from mpd_agl.runs.resolve import OWN, augment_steps, data_set, flatten
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import build_loss
@@ -96,10 +96,8 @@ class BuiltRun:
         what = f"{m.name} x{m.width_mult:g}, {kind}"
         if isinstance(self.net, OwnNetwork):
             what = f"{self.net.title}, T={self.net.num_steps}"
-        return (
-            f"{what}, {self.sets[0].name}, seed {c.seed}: "
-            f"{self.parameters:,} parameters, backend {self.backend}"
-            + (f", scored on {c.data.holdout} held-out training samples" if c.data.holdout else "")
+        return f"{what}, {self.sets[0].name}, seed {c.seed}: {self.parameters:,} parameters, backend {self.backend}" + (
+            f", scored on {c.data.holdout} held-out training samples" if c.data.holdout else ""
         )
 
 
@@ -119,6 +117,7 @@ def build_run(
     check_processes(config, ranks.world)
     device = choose_device(ranks.device(config.train.device))
     set_up_torch(config, device, threads or config.train.threads)
+    backend = "" if is_own(config.model.name) else backend_that_runs(config, device)
     if sets is None:
         with ranks.in_turn():
             sets = build_data(config, "train"), build_data(config, scored_split(config))
@@ -128,8 +127,6 @@ def build_run(
         x, _ = test.make(np.arange(min(2, len(sets[1]))), 0)
         check_network(net, x.to(device), len(sets[0].classes))
         backend = net.backend(device)
-    else:
-        backend = backend_that_runs(config, device)
     stepper = build_stepper(config, net, device, ranks)
     return BuiltRun(config=config, backend=backend, sets=sets, train=train, test=test, net=net, stepper=stepper)
 
@@ -315,7 +312,9 @@ def _network(config: RunConfig, data: ArraySet, own: OwnNetwork | None) -> Netwo
     if own is not None:
         seed_all(config.seed)
         return own
-    return own_network(config, data.x.shape, len(data.classes)) if is_own(config.model.name) else network_for(config, data)
+    return (
+        own_network(config, data.x.shape, len(data.classes)) if is_own(config.model.name) else network_for(config, data)
+    )
 
 
 def own_network(config: RunConfig, shape: Sequence[int], num_classes: int) -> OwnNetwork:

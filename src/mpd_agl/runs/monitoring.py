@@ -95,5 +95,7 @@ def means(taken: Snapshot) -> dict[str, float]:
     """The two figures a person watches, over layers and timesteps."""
     layers = taken.layers.values()
     lists = {"firing": [s.rate_T for s in layers], "gradient-available": [s.available_T for s in layers]}
-    found = {name: mean([m for values in of_layers if (m := mean(values)) is not None]) for name, of_layers in lists.items()}
+    found = {
+        name: mean([m for values in of_layers if (m := mean(values)) is not None]) for name, of_layers in lists.items()
+    }
     return {name: value for name, value in found.items() if value is not None}
