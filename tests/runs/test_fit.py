@@ -104,16 +104,21 @@ def test_an_own_network_is_trained_in_place_and_recorded(tmp_path, capsys):
     net = build(Spiking)
     before = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
     record = run(tmp_path, net, lr=0.05)
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == torch.are_deterministic_algorithms_enabled()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == torch.are_deterministic_algorithms_enabled()
     path = tmp_path / "a"
     saved = load_file(path / "model.safetensors")
     assert saved.keys() == net.state_dict().keys()
     assert all(torch.equal(saved[k], v) for k, v in net.state_dict().items())
     assert not net.training
-    assert record.status == "finished" and record.config["model"]["name"] == "own" and record.method == "own"
-    assert record.network["class"] == "tests.runs.test_fit:Spiking" and record.network["num_steps"] == 2
+    assert record.status == "finished"
+    assert record.config["model"]["name"] == "own"
+    assert record.method == "own"
+    assert record.network["class"] == "tests.runs.test_fit:Spiking"
+    assert record.network["num_steps"] == 2
     assert record.network["parameters"] == sum(p.numel() for p in net.parameters())
-    assert record.data["train"]["samples"] == 24 and record.data["classes"] == ["0", "1", "2"]
+    assert record.data["train"]["samples"] == 24
+    assert record.data["classes"] == ["0", "1", "2"]
     x = torch.from_numpy((X[:12] - record.data["mean"][0]) / record.data["std"][0])
     with torch.no_grad():
         right = float((net(x).mean(0).argmax(1).numpy() == Y[:12]).mean())
@@ -121,7 +126,8 @@ def test_an_own_network_is_trained_in_place_and_recorded(tmp_path, capsys):
     assert [list(s["layers"]) for s in lines(path, "monitor")] == [["conv1"]] * 3
     assert cli.main(["report", str(path)]) == 0
     page = (path / "report.html").read_text(encoding="utf-8")
-    assert "Spiking" in page and "operations are counted in the networks of mpd-agl" in page
+    assert "Spiking" in page
+    assert "operations are counted in the networks of mpd-agl" in page
     assert "report:" in capsys.readouterr().out
 
 
@@ -129,11 +135,13 @@ def test_plain_networks_of_two_dimensional_output_with_state_and_a_loop(tmp_path
     net = build(Stateful)
     net(torch.zeros(2, 1, 8, 8))  # leaves a state, with its graph
     record = run(tmp_path, net, forward=loop, optimizer="adam", settings={"train.ema": 0.5})
-    assert record.network["num_steps"] == 3 and record.network["forward"] == "tests.runs.test_fit:loop"
+    assert record.network["num_steps"] == 3
+    assert record.network["forward"] == "tests.runs.test_fit:loop"
     assert net.layers[2].v == 0.0
     assert not lines(tmp_path / "a", "monitor")
     flat = run(tmp_path, build(Stateful), name="flat")
-    assert flat.network["num_steps"] == 1 and flat.final["epoch"] == 2
+    assert flat.network["num_steps"] == 1
+    assert flat.final["epoch"] == 2
     assert cli.main(["report", str(tmp_path / "a")]) == 0
     assert "no spiking layer that it knows" in (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
 
@@ -201,12 +209,15 @@ def test_data_of_every_kind_give_the_same_run(tmp_path):
         assert run(tmp_path, build(Spiking), name=name, train=train).final == pair
     np.savez(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X[:12], y_test=Y[:12])
     found = run(tmp_path, build(Spiking), name="npz", train=tmp_path / "d.npz", test=None)
-    assert found.final == pair and found.config["data"]["name"] == "npz"
+    assert found.final == pair
+    assert found.config["data"]["name"] == "npz"
     held = run(tmp_path, build(Spiking), name="held", test=None, holdout=6)
-    assert held.data["train"]["samples"] == 18 and held.data["test"]["samples"] == 6
+    assert held.data["train"]["samples"] == 18
+    assert held.data["test"]["samples"] == 6
     sets = [load_dataset("npz", split, data_dir=tmp_path / "d.npz") for split in ("train", "test")]
     arrays = run(tmp_path, build(Spiking), name="sets", train=sets[0], test=sets[1])
-    assert arrays.final == pair and arrays.data["train"]["arrays_sha256"] != arrays.data["test"]["arrays_sha256"]
+    assert arrays.final == pair
+    assert arrays.data["train"]["arrays_sha256"] != arrays.data["test"]["arrays_sha256"]
 
 
 def test_an_image_folder_is_trained_on_evaluated_and_predicted(tmp_path, capsys):
@@ -216,7 +227,8 @@ def test_an_image_folder_is_trained_on_evaluated_and_predicted(tmp_path, capsys)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((255 * x[0]).astype(np.uint8)).save(place / f"{i}.png")
     record = run(tmp_path, build(Spiking), train=folder, test=None, batch_size=6)
-    assert record.data["classes"] == ["a", "b", "c"] and record.data["shape"] == [8, 8, 1]
+    assert record.data["classes"] == ["a", "b", "c"]
+    assert record.data["shape"] == [8, 8, 1]
     capsys.readouterr()
     assert cli.main(["evaluate", str(tmp_path / "a"), "--json", "--num-steps", "2,3"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -336,7 +348,8 @@ def test_a_factory_is_trained_resumed_evaluated_and_predicted(here, capsys):
     assert train("mynet:build", "--model.num-steps", "3") == 0
     path = here / "runs" / "npz-mynet.build-mpd-agl-s0"
     record = json.loads((path / "record.json").read_text())
-    assert record["config"]["model"]["name"] == "mynet:build" and record["network"]["num_steps"] == 3
+    assert record["config"]["model"]["name"] == "mynet:build"
+    assert record["network"]["num_steps"] == 3
     assert record["network"]["options"] == {"num_classes": 3, "in_channels": 1, "num_steps": 3}
     assert train("mynet:everything", "--name", "all", "--dry-run") == 0
     assert "not counted in your own network" in capsys.readouterr().out
@@ -380,7 +393,8 @@ def test_a_factory_is_trained_resumed_evaluated_and_predicted(here, capsys):
 def test_bad_factories_are_one_sentence_and_leave_no_folder(here, capsys, name, message):
     assert train(name, "--name", "bad") == 2
     err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
+    assert message in err
+    assert err.count("\n") == 1
     assert not (here / "runs" / "bad").exists()
 
 
@@ -391,7 +405,8 @@ def test_a_run_of_an_object_is_evaluated_by_its_factory(here, capsys):
     record = run(here, Local(), train="d.npz", test=None)
     assert cli.main(["evaluate", "a"]) == 2
     err = capsys.readouterr().err
-    assert "trained an object of" in err and "--factory MODULE:FACTORY" in err
+    assert "trained an object of" in err
+    assert "--factory MODULE:FACTORY" in err
     assert cli.main(["evaluate", "a", "--json", "--factory", "mynet:spiking"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["accuracy"] == record.final["test_accuracy"]
     run(here, build(Spiking), name="b")
@@ -404,7 +419,8 @@ def test_a_run_of_an_object_is_evaluated_by_its_factory(here, capsys):
 
 def test_fit_takes_the_name_of_a_factory(here):
     record = mpd_agl.fit("mynet:build", "d.npz", epochs=1, batch_size=8, name="named", quiet=True)
-    assert record.config["model"]["name"] == "mynet:build" and record.network["parameters"] > 0
+    assert record.config["model"]["name"] == "mynet:build"
+    assert record.network["parameters"] > 0
 
 
 def test_a_sweep_on_own_files_holds_out_a_tenth(here):
