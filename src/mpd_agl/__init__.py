@@ -11,7 +11,9 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 
 def __getattr__(name: str) -> Any:
-    """`mpd_agl.adapt(net, batch)` and `mpd_agl.release(net)`, without importing torch before they are asked for."""
+    """`mpd_agl.adapt(net, batch)`, `release(net)`, `fit(net, data, ...)`: torch is imported when they are asked for."""
+    if name == "fit":
+        return import_module("mpd_agl.runs.fit").fit
     if name not in ("adapt", "release"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     room = import_module("mpd_agl.adapt")

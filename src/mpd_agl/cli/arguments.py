@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from mpd_agl.errors import InputError
 
+FACTORY_HELP = "what builds the network of a run of mpd_agl.fit; it runs your code (default: the network's class)"
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `InputError` and takes no abbreviations."""

@@ -75,7 +75,7 @@ def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     from mpd_agl.runs.load_run import load_run
 
     trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
-    net = trained.net
+    net = trained.network
     if net.name != a.model:
         raise InputError(
             f"{a.checkpoint} is a run of {net.name}, got MODEL {a.model}. Type: mpd-agl energy {net.name} ..."

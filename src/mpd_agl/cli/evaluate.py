@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import FACTORY_HELP, Parser
 from mpd_agl.errors import InputError
 from mpd_agl.train.runfolder import check_run
 
@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
     )
     p.add_argument("--data-dir", metavar="DIR", help="folder with the official files, in place of the run's")
+    p.add_argument("--factory", default="", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     p.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return p
 
@@ -75,9 +76,13 @@ def run(argv: list[str]) -> int:
 
     reuse_pages()
     trained = load_run(
-        a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), conv_impl=a.conv_impl or ""
+        a.run,
+        a.weights,
+        lambda text: print(f"mpd-agl: {text}", file=sys.stderr),
+        conv_impl=a.conv_impl or "",
+        factory=a.factory,
     )
-    tested = _test(a, trained, counts or [trained.config.model.num_steps], thresholds)
+    tested = _test(a, trained, counts or [trained.num_steps], thresholds)
     if a.plot:
         _plot(a, trained, tested)
     if a.json:
@@ -98,21 +103,26 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
     config, device = trained.config, evaluation_device(trained)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
-    plain = (fold(trained.net) if a.fold else trained.net).to(device)
-    net, how = plain, "tdBN folded" if a.fold else ""
-    if a.fast:
-        net, how = fast_network(plain, device)
-    if a.int8:
-        net, how = plain_network(plain, int8=True), "folded, int8 weights"
+    plain = net = trained.net.to(device)
+    how = ""
+    if a.fold or a.fast or a.int8 or thresholds:
+        plain = net = fold(trained.network) if a.fold else trained.network
+        how = "tdBN folded" if a.fold else ""
+        if a.fast:
+            net, how = fast_network(plain, device)
+        if a.int8:
+            net, how = plain_network(plain, int8=True), "folded, int8 weights"
     tested = Tested(how)
     for T in counts:
         loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=T))
-        plain.num_steps = net.num_steps = T
+        trained.set_steps(T)
+        if plain is not trained.net or net is not plain:
+            plain.num_steps = net.num_steps = T
         if a.fast:
             tested.differing[T] = compare_predictions(plain, net, loader, device)
         tested.results[T] = evaluate(net, loader, device)
         if thresholds:
-            tested.early[T] = early_answers(fold(trained.net).to(device), loader, T, thresholds, device)
+            tested.early[T] = early_answers(fold(trained.network).to(device), loader, T, thresholds, device)
     return tested
 
 
@@ -165,16 +175,19 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
 
 
 def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
+    from mpd_agl.models import Network
     from mpd_agl.runs.build import backend_that_runs
     from mpd_agl.runs.load_run import evaluation_device
 
     config = trained.config
     how = f", {tested.how}" if tested.how else ""
     how += f", {a.conv_impl} convolutions" if a.conv_impl else ""
-    backend = backend_that_runs(config, evaluation_device(trained))
+    device = evaluation_device(trained)
+    own = None if isinstance(trained.net, Network) else trained.net
+    backend = backend_that_runs(config, device) if own is None else own.backend(device)
     print(f"{trained.record.name}, {trained.weights}{how}, {a.split} set of {config.data.name}, backend {backend}")
     for T, e in tested.results.items():
-        as_trained = " (as trained)" if config.model.num_steps == T else ""
+        as_trained = " (as trained)" if trained.num_steps == T else ""
         print(f"T={T}: accuracy {100 * e.accuracy:.2f} %, loss {e.loss:.4f}, {e.count} samples{as_trained}")
         if T in tested.differing:
             differ, count = tested.differing[T]
@@ -185,7 +198,7 @@ def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
                 f"  answers from {row.threshold:g} on: accuracy {100 * row.accuracy:.2f} %, "
                 f"{row.mean_steps:.2f} timesteps (1 to {T}: {shares}), {row.ms_per_image:.2f} ms per image"
             )
-    T = config.model.num_steps if config.model.num_steps in tested.results else next(iter(tested.results))
+    T = trained.num_steps if trained.num_steps in tested.results else next(iter(tested.results))
     _print_tables(tested.results[T], T, trained.record.data["classes"])
 
 

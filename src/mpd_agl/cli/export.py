@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import FACTORY_HELP, Parser
 from mpd_agl.errors import InputError
 from mpd_agl.train.runfolder import check_run
 
@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-steps", type=int, metavar="T", help="onnx: timesteps (default: as trained)")
     p.add_argument("--int8", action="store_true", help="onnx: hidden weights as 8-bit whole numbers")
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
+    p.add_argument("--factory", default="", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     p.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     return p
 
@@ -39,21 +40,31 @@ def run(argv: list[str]) -> int:
 
     from mpd_agl.runs.load_run import load_run
 
-    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
-    net, frames = trained.net, len(trained.record.data["shape"]) == 4
-    net.num_steps = a.num_steps or net.num_steps
+    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
+    shape = trained.record.data["shape"]
+    T, frames = a.num_steps or trained.num_steps, len(shape) == 4
+    trained.set_steps(T)
     if a.format == "nir":
         from mpd_agl.interop.nir import export_nir
 
-        export_nir(net, a.out)
+        export_nir(trained.network, a.out)
         print(f"{a.out}: NIR graph of {trained.record.name}, {a.out.stat().st_size:,} bytes")
         return 0
-    from mpd_agl.interop.onnx import export_onnx
+    import torch
 
-    difference = export_onnx(net, a.out, frames=frames, int8=a.int8)
+    from mpd_agl.interop.onnx import export_onnx
+    from mpd_agl.models import Network
+
+    difference = export_onnx(
+        trained.net if isinstance(trained.net, Network) else trained.net.traced,
+        a.out,
+        example=torch.randn(*([T] if frames else []), 2, shape[-1], *shape[-3:-1]),
+        frames=frames,
+        int8=a.int8,
+    )
     checked = "not checked: onnxruntime is not installed"
     if difference is not None:
         checked = f"checked with ONNX Runtime, largest difference {difference:.1e}"
     size = f"{a.out.stat().st_size:,} bytes"
-    print(f"{a.out}: {trained.record.name}, T={net.num_steps}, any batch size, {size}; {checked}")
+    print(f"{a.out}: {trained.record.name}, T={T}, any batch size, {size}; {checked}")
     return 0

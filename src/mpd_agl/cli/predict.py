@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.arguments import FACTORY_HELP, Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
         help="exchange light and dark, or never do (default: where a dark drawing on a light ground meets a network "
         "that was trained on light ones on dark, or the reverse)",
     )
+    p.add_argument("--factory", default="", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     p.add_argument("--json", action="store_true", help="print JSON lines")
     return p
 
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.runs.load_run import load_run
     from mpd_agl.train.losses import mean_output
 
-    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
+    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
     facts = trained.record.data
     if len(facts["shape"]) != 3:
         raise InputError(

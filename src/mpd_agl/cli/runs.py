@@ -67,8 +67,10 @@ def read_row(path: Path) -> dict[str, Any] | None:
             return {
                 **row,
                 "status": "running" if alive else status,
-                "method": "ann" if m["ann"] else str(config["method"]),
-                "model": f"{m['name']} x{m['width_mult']:g} T={m['num_steps']}",
+                "method": record.method,
+                "model": f"{m['name']} x{m['width_mult']:g} T={m['num_steps']}"
+                if "class" not in record.network
+                else f"{record.network['class'].rpartition(':')[2]} T={record.network['num_steps']}",
                 "data": str(config["data"]["name"]) + (" (held out)" if config["data"].get("holdout") else ""),
                 "epochs": f"{last.get('epoch', 0)}/{config['train']['epochs']}",
                 "accuracy": _number(last.get("test_accuracy")),

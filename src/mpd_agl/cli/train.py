@@ -91,7 +91,7 @@ def run_name(options: Options, table: dict[str, Any]) -> str:
     if "name" in options.values:
         return check_name(options.values["name"])
     values = flatten(RunConfig().model_dump()) | flatten(table)
-    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}"
+    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}".replace(":", ".")
     method = "ann" if values["model.ann"] in (True, "true") else values["method"]
     return check_name(f"{what}-{method}-s{values['seed']}")
 
@@ -191,7 +191,9 @@ def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     T, N, loop_s = config.model.num_steps, config.train.batch_size, e.loop_step_s + e.monitor_s
     rows = {
         "parameters": f"{e.parameters:,}",
-        "operations": f"{e.macs_per_step / 1e6:,.2f} M multiply-accumulates per input and timestep, times T={T}",
+        "operations": "not counted in your own network"
+        if e.macs_per_step is None
+        else f"{e.macs_per_step / 1e6:,.2f} M multiply-accumulates per input and timestep, times T={T}",
         "backend": e.backend,
         "measured on": f"{e.data}, {e.steps_measured} steps of {N}",
         "model's step": f"{1e3 * e.step_s:.1f} ms ({1e3 * e.step_s / N:.2f} ms per image)",

@@ -6,19 +6,22 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
 from mpd_agl.records.files import write_atomic
 
 
-def save_weights(net: Network, path: str | Path) -> None:
+def save_weights(net: nn.Module, path: str | Path) -> None:
     """Write the network's state beside and rename it: a reader sees the old file or the new one, never half."""
-    state = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    state = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
     # No weight depends on `recompute`. A method or surrogate of the user's own is known by its name.
-    options = {k: getattr(v, "name", v) for k, v in vars(net.options).items() if k != "recompute"}
+    options = vars(net.options) if isinstance(net, Network) else {}
+    options = {k: getattr(v, "name", v) for k, v in options.items() if k != "recompute"}
     # One key, because safetensors writes several in no fixed order, and the same weights are to give the same bytes.
-    about = {"model": net.name, "options": options}
+    about = {"model": getattr(net, "name", type(net).__name__), "options": options}
     write_atomic(Path(path), save(state, metadata={"mpd_agl": json.dumps(about, sort_keys=True)}))
 
 
@@ -29,7 +32,7 @@ def _model_in(metadata: dict[str, str]) -> str:
         return "another program"
 
 
-def load_weights(net: Network, path: str | Path) -> None:
+def load_weights(net: nn.Module, path: str | Path) -> None:
     """Read a safetensors file into the network; every tensor must be there with its shape, or nothing is changed."""
     source = Path(path)
     if not source.is_file():
@@ -56,8 +59,8 @@ def load_weights(net: Network, path: str | Path) -> None:
             parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
         of = f" (it was written by {_model_in(metadata)})" if "mpd_agl" in metadata else ""
         raise InputError(
-            f"{source}{of} does not fit this {net.name}: {'; '.join(parts)}. Create the model with the options it was "
-            "trained with."
+            f"{source}{of} does not fit this {getattr(net, 'name', type(net).__name__)}: {'; '.join(parts)}. "
+            "Create the model with the options it was trained with."
         )
     bad = [k for k, v in state.items() if v.is_floating_point() and not torch.isfinite(v).all()]
     if bad:

@@ -36,7 +36,11 @@ class RunRecord:
     backend: str
     """The backend of the fused step that ran, not the one that was asked for."""
     network: dict[str, Any]
-    """`parameters` and `macs_per_step` (one input, one timestep)."""
+    """`parameters` and `macs_per_step` (one input, one timestep).
+
+    For an own network, in place of the latter: its `class`, T, a hash of the names and shapes of its state, the options
+    that its factory took and the function that stood in for `net(x)`.
+    """
     final: dict[str, Any] | None = None
     """The result: the last epoch's scores."""
     best_on_test: dict[str, Any] | None = None
@@ -54,6 +58,14 @@ class RunRecord:
     def __post_init__(self) -> None:
         if self.status not in STATES:
             raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.")
+
+    @property
+    def method(self) -> str:
+        """The method, `ann`, or `own`: an own network goes by the configuration's method only if its factory took it."""
+        model, own = self.config["model"], "class" in self.network
+        if own and "method" not in self.network.get("options", {}):
+            return "own"
+        return "ann" if model["ann"] and not own else str(self.config["method"])
 
     def with_(self, **changes: Any) -> "RunRecord":
         """A copy with some fields changed."""

@@ -28,7 +28,7 @@ def comparison(runs: Sequence[Run]) -> PageSection:
         _over_epochs(runs, "compare-accuracy", "Test accuracy", lambda e: e["test_accuracy"], in_percent=True),
         _over_epochs(runs, "compare-loss", "Training loss", lambda e: e["train_loss"], in_percent=False),
     ]
-    watched = [(i, run) for i, run in enumerate(runs) if run.snapshots]
+    watched = [(i, run) for i, run in enumerate(runs) if run.shows("kappa_T", "available_T", "rate_T")]
     if watched:
         panels += [
             _over_snapshots(runs, watched, "available_T", "Gradient-available share, mean over layers"),
@@ -121,7 +121,7 @@ def results(runs: Sequence[Run]) -> Table:
     """One row per run."""
     rows = []
     for label, run in zip(labels(runs), runs, strict=True):
-        last = run.snapshots[-1]["layers"].values() if run.snapshots else []
+        last = run.snapshots[-1]["layers"].values() if run.shows("rate_T", "available_T") else []
         energy = run.record.energy
         rows.append(
             [

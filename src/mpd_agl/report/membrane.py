@@ -48,15 +48,16 @@ def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
     T = len(potential["count_TB"])
     shown = list(range(T)) if T <= 3 else [0, 1, T - 1]
     edges = np.linspace(potential["low"], potential["high"], len(potential["count_TB"][0]) - 1)
-    left, right = _range(run, layer, shown, edges)
+    v_th = run.v_th(layer)
+    left, right = _range(v_th, layer, shown, edges)
     figure, rows = draw.new(len(shown), height=0.85 + 1.0 * len(shown), width=3.7, sharex=True)
     for axes, t in zip(rows, shown, strict=True):
         count_B = np.array(potential["count_TB"][t], dtype=float)
         density = count_B[1:-1] / count_B.sum() / np.diff(edges)
         half = layer["kappa_T"][t] / 2
         axes.axvspan(
-            run.v_th - half,
-            run.v_th + half,
+            v_th - half,
+            v_th + half,
             color=COLOURS[4],
             alpha=0.22,
             linewidth=0,
@@ -79,7 +80,7 @@ def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
                     linewidth=1.4,
                     label=label,
                 )
-        axes.axvline(run.v_th, color=INK, linewidth=0.8, linestyle=":", label="$v_{th}$")
+        axes.axvline(v_th, color=INK, linewidth=0.8, linestyle=":", label="$v_{th}$")
         axes.set_xlim(left, right)
         axes.set_ylim(0, _top(axes, density))
         axes.set_yticks([])
@@ -94,14 +95,14 @@ def _panel(run: Run, index: int, name: str, layer: dict[str, Any]) -> Panel:
     return Panel(f"membrane-{index + 1}", f"Histogram of {name}'s potentials with the predicted normals", figure)
 
 
-def _range(run: Run, layer: dict[str, Any], shown: list[int], edges: np.ndarray[Any, Any]) -> tuple[float, float]:
+def _range(v_th: float, layer: dict[str, Any], shown: list[int], edges: np.ndarray[Any, Any]) -> tuple[float, float]:
     """Where all but a thousandth of the values lie, and the interval."""
     inside = np.array([layer["detail"]["potential"]["count_TB"][t][1:-1] for t in shown], dtype=float).sum(0)
     below = np.cumsum(inside) / max(1.0, inside.sum())
     low = float(edges[int(np.searchsorted(below, 0.001))])
     high = float(edges[min(len(edges) - 1, int(np.searchsorted(below, 0.999)) + 1)])
     half = max(layer["kappa_T"][t] for t in shown) / 2
-    return min(low, run.v_th - 1.1 * half), max(high, run.v_th + 1.1 * half)
+    return min(low, v_th - 1.1 * half), max(high, v_th + 1.1 * half)
 
 
 def _top(axes: Any, density: np.ndarray[Any, Any]) -> float:

@@ -25,11 +25,12 @@ from mpd_agl.report.section import PageSection, share
 def sections(run: Run) -> list[PageSection]:
     """What one run's records can show, in the page's order."""
     found: list[PageSection | None] = [scores(run)]
-    if run.snapshots:
-        found += [widths(run), availability(run), membranes(run), rates(run)]
+    found += [widths(run)] if run.shows("kappa_T") else []
+    found += [availability(run)] if run.shows("available_T") else []
+    found += [membranes(run)] if run.shows("kappa_T", "available_T") else []
+    found += [rates(run)] if run.shows("rate_T") else []
     found += [energies(run), convs(run)]
-    if run.snapshots:
-        found.append(affine(run))
+    found += [affine(run)] if run.shows("gamma_bar", "beta_bar") else []
     return [s for s in found if s is not None]
 
 
@@ -38,10 +39,14 @@ def missing(run: Run) -> list[str]:
     out = []
     if not run.snapshots:
         why = "an ANN has no membrane" if run.method == "ann" else "the run was not monitored (monitor.every 0)"
+        if run.is_own and run.record.config["monitor"]["every"]:
+            why = "the monitor found no spiking layer that it knows in this network"
         out.append(f"No widths, potentials and firing rates: {why}.")
     elif not run.detailed:
         out.append("No membrane histograms: the run's snapshots hold none.")
-    if run.record.energy is None and run.method != "ann":
+    if run.is_own:
+        out.append("No energy: operations are counted in the networks of mpd-agl, not in your own.")
+    elif run.record.energy is None and run.method != "ann":
         out.append("No energy: it is measured when a run finishes.")
     return out
 
@@ -82,12 +87,11 @@ def _version() -> str:
 
 
 def _part(number: int, label: str, run: Run) -> dict[str, Any]:
-    model = run.record.config["model"]
     return {
         "id": f"run-{number}",
         "label": label,
         "run": run,
-        "network": f"{model['name']} × {model['width_mult']:g}",
+        "network": run.network,
         "kind": "ANN" if run.method == "ann" else f"T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{run.num_steps}",
         "sections": [_inline(s, f"r{number}") for s in sections(run)],
         "missing": missing(run),

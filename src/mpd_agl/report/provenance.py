@@ -28,7 +28,7 @@ def provenance(run: Run) -> Table:
         ("versions", ", ".join(f"{k} {v}" for k, v in r.versions.items())),
         ("machine", ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in r.hardware.items())),
         ("backend", r.backend),
-        ("network", ", ".join(f"{v:,} {k.replace('_', ' ')}" for k, v in r.network.items())),
+        ("network", ", ".join(map(_fact, r.network, r.network.values()))),
         ("seeds", ", ".join(f"{k} {v}" for k, v in r.seeds.items())),
     ]
     for split in ("train", "test"):
@@ -39,6 +39,12 @@ def provenance(run: Run) -> Table:
     if "elapsed_s" in clock:
         rows.append(("training time", duration(clock["elapsed_s"])))
     return Table((), [(k, str(v)) for k, v in rows])
+
+
+def _fact(name: str, value: Any) -> str:
+    """A count before its name, anything else behind."""
+    words = name.replace("_", " ")
+    return f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}"
 
 
 def configuration(run: Run) -> Table:

@@ -37,18 +37,39 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method, or `ann`."""
-        return "ann" if self.record.config["model"]["ann"] else str(self.record.config["method"])
+        """The method, `ann`, or `own` for a network of the user's own."""
+        return self.record.method
 
     @property
     def num_steps(self) -> int:
         """T."""
-        return int(self.record.config["model"]["num_steps"])
+        return int(self.record.network.get("num_steps") or self.record.config["model"]["num_steps"])
 
     @property
-    def v_th(self) -> float:
-        """The threshold."""
-        return float(self.record.config["model"]["v_th"])
+    def is_own(self) -> bool:
+        """Whether the network was the user's own."""
+        return "class" in self.record.network
+
+    @property
+    def network(self) -> str:
+        """The network in words."""
+        model = self.record.config["model"]
+        if self.is_own:
+            return str(model["name"] if ":" in model["name"] else self.record.network["class"]).rpartition(":")[2]
+        return f"{model['name']} \N{MULTIPLICATION SIGN} {model['width_mult']:g}"
+
+    def v_th(self, layer: dict[str, Any]) -> float:
+        """A layer's threshold: its own, or the configuration's in records that hold one for all."""
+        return float(layer.get("v_th") or self.record.config["model"]["v_th"])
+
+    def shows(self, *keys: str) -> bool:
+        """Whether every layer of every snapshot has values of these, lists of one length; other libraries' may not."""
+        for key in keys:
+            values = [layer[key] for s in self.snapshots for layer in s["layers"].values()]
+            lengths = {len(v) if isinstance(v, list) else -1 for v in values if v is not None}
+            if not values or None in values or len(lengths) != 1 or 0 in lengths:
+                return False
+        return True
 
     @property
     def finished(self) -> bool:

@@ -1,25 +1,28 @@
 """From a configuration to everything that it asks for: data, batches, network, optimizer, loss, built once."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from mpd_agl import kernels, records
+from mpd_agl.analysis import count_operations
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
-from mpd_agl.data.registry import get
 from mpd_agl.data.splits import split_hash, split_indices
 from mpd_agl.data.types import ArraySet, FrameConfig
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig, check_processes
-from mpd_agl.runs.resolve import augment_steps, flatten
+from mpd_agl.runs.own_network import OPTIONS, OwnNetwork, call_factory, check_network, is_own
+from mpd_agl.runs.resolve import OWN, augment_steps, data_set, flatten
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import build_loss
@@ -42,7 +45,7 @@ class BuiltRun:
     sets: Sets
     train: Batches
     test: Batches
-    net: Network
+    net: Network | OwnNetwork
     stepper: Stepper
     """Optimizer, loss and average around the network, on its device and with its ranks."""
 
@@ -70,40 +73,60 @@ class BuiltRun:
         """Of all that the weights follow from: configuration, backend, samples."""
         fixed = {k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
         data = {split: {k: v for k, v in self.facts[split].items() if k != "source"} for split in ("train", "test")}
-        return hashlib.sha256(records.canonical([fixed, self.backend, data])).hexdigest()
+        own = [self.net.facts] if isinstance(self.net, OwnNetwork) else []
+        return hashlib.sha256(records.canonical([fixed, self.backend, data, *own])).hexdigest()
 
     @property
     def parameters(self) -> int:
         """How many numbers the network learns."""
         return sum(p.numel() for p in self.net.parameters())
 
+    @cached_property
+    def network(self) -> dict[str, Any]:
+        """What a record says about the network."""
+        if isinstance(self.net, OwnNetwork):
+            return {"parameters": self.parameters, **self.net.facts}
+        return {"parameters": self.parameters, "macs_per_step": sum(layer.macs for layer in count_operations(self.net))}
+
     @property
     def title(self) -> str:
         """The run in one line."""
         c, m = self.config, self.config.model
         kind = "ANN" if m.ann else f"{c.method}, T={m.num_steps}"
-        return (
-            f"{m.name} x{m.width_mult:g}, {kind}, {c.data.name}, seed {c.seed}: "
-            f"{self.parameters:,} parameters, backend {self.backend}"
-            + (f", scored on {c.data.holdout} held-out training samples" if c.data.holdout else "")
+        what = f"{m.name} x{m.width_mult:g}, {kind}"
+        if isinstance(self.net, OwnNetwork):
+            what = f"{self.net.title}, T={self.net.num_steps}"
+        return f"{what}, {self.sets[0].name}, seed {c.seed}: {self.parameters:,} parameters, backend {self.backend}" + (
+            f", scored on {c.data.holdout} held-out training samples" if c.data.holdout else ""
         )
 
 
-def build_run(config: RunConfig, *, threads: int = 0, ranks: Ranks = ALONE, sets: Sets | None = None) -> BuiltRun:
+def build_run(
+    config: RunConfig,
+    *,
+    threads: int = 0,
+    ranks: Ranks = ALONE,
+    sets: Sets | None = None,
+    own: OwnNetwork | None = None,
+) -> BuiltRun:
     """Load the data and build all parts; bad input ends here, before the run's folder is touched.
 
-    `sets` stand in for the data set's own samples; `threads` for the configuration's.
+    `sets` stand in for the data set's own samples, `own` for the configuration's network, `threads` for its threads.
     """
     kernels.reuse_pages()
     check_processes(config, ranks.world)
     device = choose_device(ranks.device(config.train.device))
     set_up_torch(config, device, threads or config.train.threads)
-    backend = backend_that_runs(config, device)
+    backend = "" if is_own(config.model.name) else backend_that_runs(config, device)
     if sets is None:
         with ranks.in_turn():
             sets = build_data(config, "train"), build_data(config, scored_split(config))
     train, test = build_loaders(config, *sets, ranks)
-    net = network_for(config, sets[0]).to(device)
+    net = _network(config, sets[0], own).to(device)
+    if isinstance(net, OwnNetwork):
+        x, _ = test.make(np.arange(min(2, len(sets[1]))), 0)
+        check_network(net, x.to(device), len(sets[0].classes))
+        backend = net.backend(device)
     stepper = build_stepper(config, net, device, ranks)
     return BuiltRun(config=config, backend=backend, sets=sets, train=train, test=test, net=net, stepper=stepper)
 
@@ -123,12 +146,12 @@ def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, do
     """The whole official split that a split is chosen from."""
     d = config.data
     frames = None
-    if get(d.name).kind == "events":
+    if data_set(config).kind == "events":
         frames = FrameConfig(
             num_steps=num_steps or config.model.num_steps, slicing=d.frame_slicing, mode=d.frame_mode, size=d.frame_size
         )
     return load_dataset(
-        d.name,
+        data_set(config),
         "test" if split == "test" else "train",
         data_dir=d.data_dir or None,
         allow_partial=d.allow_partial,
@@ -136,6 +159,8 @@ def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, do
         split_rule=d.split_rule,
         seed=d.split_seed,
         download=d.download if download is None else download,
+        image_size=d.image_size,
+        colour=d.colour,
     )
 
 
@@ -161,10 +186,12 @@ def check_class_numbers(found: ArraySet) -> None:
 
 def official_counts(config: RunConfig) -> dict[str, int]:
     """How many training and test samples the data set has, before any is held out or left out."""
-    counts = get(config.data.name).counts
+    counts = data_set(config).counts
+    if not counts:
+        raise InputError(f"only the files tell how many samples {config.data.name} has. Give its --data.data-dir.")
     if "all" not in counts:
         return {split: counts[split] for split in ("train", "test")}
-    labels = np.arange(counts["all"]) % get(config.data.name).num_classes
+    labels = np.arange(counts["all"]) % data_set(config).num_classes
     rule, seed = config.data.split_rule, config.data.split_seed
     return {split: len(split_indices(labels, rule, split=split, seed=seed)[0]) for split in ("train", "test")}
 
@@ -280,6 +307,35 @@ def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_c
     )
 
 
+def _network(config: RunConfig, data: ArraySet, own: OwnNetwork | None) -> Network | OwnNetwork:
+    """The network of the configuration, or the user's own, whose random numbers follow the run's seed as well."""
+    if own is not None:
+        seed_all(config.seed)
+        return own
+    return (
+        own_network(config, data.x.shape, len(data.classes)) if is_own(config.model.name) else network_for(config, data)
+    )
+
+
+def own_network(config: RunConfig, shape: Sequence[int], num_classes: int) -> OwnNetwork:
+    """The network that `module:factory` builds for data of a shape (..., H, W, C), drawn from the run's seed."""
+    if config.model.name == OWN:
+        raise InputError(
+            "model.name 'own' is a network that a Python program handed to mpd_agl.fit. Continue its run there with "
+            "fit(..., resume=True), or name a function that builds a network: --model.name MODULE:FACTORY."
+        )
+    seed_all(config.seed)
+    return call_factory(config.model.name, factory_options(config, shape, num_classes))
+
+
+def factory_options(config: RunConfig, shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+    """What a factory may ask for; the image size is a pair where height and width differ."""
+    height, width, channels = shape[-3:]
+    size = height if height == width else (height, width)
+    values = (num_classes, channels, size, config.model.num_steps, config.method)
+    return dict(zip(OPTIONS, values, strict=True))
+
+
 def network_for(config: RunConfig, data: ArraySet) -> Network:
     """The network that fits a data set."""
     height, width, channels = data.x.shape[-3:]
@@ -290,7 +346,7 @@ def network_for(config: RunConfig, data: ArraySet) -> Network:
     return build_network(config, in_channels=channels, image_size=height, num_classes=len(data.classes))
 
 
-def build_stepper(config: RunConfig, net: Network, device: torch.device, ranks: Ranks = ALONE) -> Stepper:
+def build_stepper(config: RunConfig, net: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> Stepper:
     """Optimizer, loss and average around a network; several ranks share its batches."""
     t = config.train
     if ranks.world > 1:

@@ -15,7 +15,11 @@ class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
-    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8."""
+    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8; or your own network as MODULE:FACTORY.
+
+    That imports your module, also from the current directory, and calls the factory with those of num_classes,
+    in_channels, image_size, num_steps and method that it takes: it runs your code. The other fields here are not used.
+    """
     width_mult: float = Field(default=1.0, gt=0)
     """Multiplies every layer's channels."""
     num_steps: int = Field(default=2, ge=1)
@@ -50,7 +54,7 @@ class DataConfig(ConfigTable):
     name: str = "cifar10"
     """As `mpd-agl data list` prints it."""
     data_dir: str = ""
-    """Folder with the official files; empty: cache or download."""
+    """Folder with the official files, or with your own (an .npz file for `npz`); empty: cache or download."""
     download: bool = True
     """Fetch what is not there."""
     allow_partial: bool = False
@@ -68,6 +72,10 @@ class DataConfig(ConfigTable):
     split_rule: str = "per-class-90-10"
     """For sets without an official split."""
     split_seed: int = 0
+    image_size: int = Field(default=0, ge=0, le=1024)
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32."""
+    colour: Literal["auto", "rgb", "grey"] = "auto"
+    """Own images: auto is grey if every image is."""
     frame_size: int = Field(default=48, ge=1)
     """Events: height and width of the frames."""
     frame_slicing: Literal["count", "time"] = "count"
@@ -122,6 +130,11 @@ FREE_ON_RESUME = (
 
 def check_processes(config: RunConfig, count: int) -> None:
     """Refuse what only one process can run."""
+    if (config.model.name == "own" or ":" in config.model.name) and count > 1:
+        raise InputError(
+            f"your own network {config.model.name} trains in one process, because its norms would see parts of a "
+            f"batch, got {count} processes. Start one."
+        )
     if config.model.conv_impl == "auto" and count > 1:
         raise InputError(
             f"model.conv_impl auto chooses by one process's clock, got {count} processes. "

@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpd_agl.analysis import count_operations
-from mpd_agl.data.registry import get
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.records import peak_memory_mb
 from mpd_agl.runs import build
 from mpd_agl.runs.build import BuiltRun
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.monitoring import Watch
+from mpd_agl.runs.monitoring import Watch, can_watch
+from mpd_agl.runs.resolve import data_set
 from mpd_agl.train.config import CheckpointConfig
 from mpd_agl.train.evaluate import Batches, evaluate
 from mpd_agl.train.loop import Trainer
@@ -40,8 +39,8 @@ class Estimate:
     data: str
     """Which data the steps ran on."""
     parameters: int
-    macs_per_step: int
-    """Multiply-accumulates of one input at one timestep."""
+    macs_per_step: int | None
+    """Multiply-accumulates of one input at one timestep; None for an own network."""
     backend: str
     steps_measured: int
     step_s: float
@@ -113,7 +112,7 @@ def measure(config: RunConfig) -> Estimate:
     loop_step = statistics.median(_loop_steps(run, count))
     step = statistics.median([*before, *(_timed(stepper, x, y) for _ in range(half))])
     monitor_s = 0.0
-    if config.monitor.every and not config.model.ann:
+    if config.monitor.every and can_watch(run.net):
         watch = Watch(run.net, config.monitor)
         looked = statistics.median(_timed(stepper, x, y, watch) for _ in range(3))
         monitor_s = max(0.0, looked - step) / config.monitor.every
@@ -123,7 +122,7 @@ def measure(config: RunConfig) -> Estimate:
     return Estimate(
         data=source,
         parameters=run.parameters,
-        macs_per_step=sum(layer.macs for layer in count_operations(run.net)),
+        macs_per_step=run.network.get("macs_per_step"),
         backend=run.backend,
         steps_measured=count,
         step_s=step,
@@ -177,7 +176,9 @@ def _data(config: RunConfig) -> tuple[str, build.Sets, dict[str, int]]:
     try:
         found = {split: build.load_data(config, split, download=False) for split in ("train", scored)}
     except InputError:
-        counts, name = build.sample_counts(config), get(config.data.name).name
+        if not data_set(config).counts:  # only the files tell the images' shape and number
+            raise
+        counts, name = build.sample_counts(config), config.data.name
         sets = random_set(config, "train", counts["train"]), random_set(config, "test", counts["test"])
         return f"random values ({name} is not at hand)", sets, counts
     train, test = (build.chosen(config, whole, split) for split, whole in found.items())
@@ -186,7 +187,7 @@ def _data(config: RunConfig) -> tuple[str, build.Sets, dict[str, int]]:
 
 def random_set(config: RunConfig, split: str, count: int) -> ArraySet:
     """Random values in the place of a data set's samples, at most as many as are measured."""
-    spec = get(config.data.name)
+    spec = data_set(config)
     height, width, channels = spec.shape
     shape: tuple[int, ...] = (height, width, channels)
     if spec.kind == "events":

@@ -11,7 +11,15 @@ from mpd_agl.models import Network, load_weights
 from mpd_agl.records import RunRecord, read_record, reading
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import merge, read_toml, resolve
+from mpd_agl.runs.own_network import (
+    OwnNetwork,
+    check_network,
+    is_own,
+    recall_forward,
+    recall_network,
+    state_hash,
+)
+from mpd_agl.runs.resolve import OWN, merge, read_toml, resolve
 from mpd_agl.train import checkpoint
 from mpd_agl.train.runfolder import check_run
 
@@ -28,16 +36,39 @@ class Trained:
 
     config: RunConfig
     record: RunRecord
-    net: Network
+    net: Network | OwnNetwork
     weights: str
     """Which weights: the file's or checkpoint's name."""
 
+    @property
+    def network(self) -> Network:
+        """The network, where only one of the package's will do."""
+        if isinstance(self.net, OwnNetwork):
+            raise InputError(
+                f"this needs a network of mpd-agl, and run {self.record.name} trained your own {self.net.title}. "
+                "Leave the option out, or work with the network in Python."
+            )
+        return self.net
 
-def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: str = "") -> Trained:
+    @property
+    def num_steps(self) -> int:
+        """T, as trained."""
+        return self.net.num_steps if isinstance(self.net, OwnNetwork) else self.config.model.num_steps
+
+    def set_steps(self, num_steps: int) -> None:
+        """Run another number of timesteps."""
+        if isinstance(self.net, Network):
+            self.net.num_steps = num_steps
+        else:
+            self.net.set_steps(num_steps, frames=len(self.record.data["shape"]) == 4)
+
+
+def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: str = "", factory: str = "") -> Trained:
     """A run's network with its weights: `last`, the result, or `best`, the best epoch on the test set.
 
     The last weights of an unfinished run are its newest checkpoint's. `conv_impl` takes
-    other convolutions than the run was trained with; they compute the same function.
+    other convolutions than the run was trained with; they compute the same function. `factory` builds the network of
+    a run of `mpd_agl.fit`. A run of an own network imports the user's module and runs its code.
     """
     if which not in ("last", "best"):
         raise InputError(f"--weights must be last or best, got {which!r}.")
@@ -49,7 +80,17 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
         size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])
         if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in (size, channels, classes)):
             raise ValueError(f"images of {size} pixels, {channels} channels, {classes} classes")
-    net = build.build_network(config, in_channels=channels, image_size=size, num_classes=classes)
+    net: Network | OwnNetwork
+    if is_own(config.model.name):
+        if conv_impl:
+            raise InputError("--conv-impl is for the networks of mpd-agl, and this run trained your own. Leave it out.")
+        net = _own_network(config, record, factory, path)
+    elif factory:
+        raise InputError(
+            f"--factory is for your own networks, and run {path} trained {config.model.name}. Leave it out."
+        )
+    else:
+        net = build.build_network(config, in_channels=channels, image_size=size, num_classes=classes)
     final = path / "model.safetensors"
     if which == "last" and final.is_file():
         load_weights(net, final)
@@ -57,6 +98,26 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
     saved = _checkpoint(path, which, note)
     net.load_state_dict(saved.tensors.get("ema", saved.tensors["model"]))
     return Trained(config, record, net.eval(), saved.at.folder)
+
+
+def _own_network(config: RunConfig, record: RunRecord, factory: str, path: Path) -> OwnNetwork:
+    """Build the user's network again; its state must have the names and shapes of the one that was trained."""
+    facts, shape, classes = record.network, record.data["shape"], record.data["classes"]
+    name = factory or config.model.name
+    if name == OWN:
+        net = recall_network(facts, build.factory_options(config, shape, len(classes)), str(path))
+    else:
+        named = config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
+        net = build.own_network(named, shape, len(classes))
+    net.own_forward = None if factory else recall_forward(facts, str(path))
+    frames = [config.model.num_steps] if len(shape) == 4 else []
+    check_network(net, torch.zeros(*frames, 2, shape[-1], *shape[-3:-1]), len(classes))
+    if state_hash(net) != facts.get("state_sha256"):
+        raise InputError(
+            f"run {path} trained another network than {net.name} builds: their states have other names or shapes. "
+            "Give the one that it trained: --factory MODULE:FACTORY."
+        )
+    return net
 
 
 def _checkpoint(path: Path, which: str, note: Callable[[str], None]) -> checkpoint.Checkpoint:

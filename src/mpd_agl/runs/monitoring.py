@@ -5,11 +5,21 @@ from typing import Any
 from torch import nn
 
 from mpd_agl.analysis import Monitor, Snapshot
+from mpd_agl.errors import InputError
 from mpd_agl.runs.config import MonitorConfig
 from mpd_agl.train.observe import Observation
 
 DETAILED = 32
 """Snapshots of a run that hold histograms and every channel: metrics stay small however long it is."""
+
+
+def can_watch(net: nn.Module) -> bool:
+    """Whether the network has a spiking layer that the monitor knows; another one trains unwatched."""
+    try:
+        Monitor(net, every=1).close()
+    except InputError:
+        return False
+    return True
 
 
 class Watch:
@@ -53,7 +63,7 @@ class Watch:
             silent = (mean(seen.rate_T), self.config.silent_below, "is almost silent: firing rate")
             unavailable = (mean(seen.available_T), self.config.available_below, "gets little gradient: available share")
             for kind, (value, limit, text) in {"silent": silent, "unavailable": unavailable}.items():
-                if value < limit:
+                if value is not None and value < limit:
                     standing.add(f"{kind}:{layer}")
                     if f"{kind}:{layer}" not in self._warned:
                         words = f"layer {layer} {text} {100 * value:.2f} %, under {100 * limit:g} %"
@@ -76,15 +86,16 @@ def detailed(index: int, count: int) -> bool:
     return here != before
 
 
-def mean(values: list[float]) -> float:
-    """Over timesteps or layers."""
-    return sum(values) / len(values)
+def mean(values: list[float]) -> float | None:
+    """Over timesteps or layers; None of no values, as of the widths of a surrogate that has none."""
+    return sum(values) / len(values) if values else None
 
 
 def means(taken: Snapshot) -> dict[str, float]:
     """The two figures a person watches, over layers and timesteps."""
     layers = taken.layers.values()
-    return {
-        "firing": mean([mean(s.rate_T) for s in layers]),
-        "gradient-available": mean([mean(s.available_T) for s in layers]),
+    lists = {"firing": [s.rate_T for s in layers], "gradient-available": [s.available_T for s in layers]}
+    found = {
+        name: mean([m for values in of_layers if (m := mean(values)) is not None]) for name, of_layers in lists.items()
     }
+    return {name: value for name, value in found.items() if value is not None}

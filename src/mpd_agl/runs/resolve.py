@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,7 +14,12 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.train.config import ConfigTable
 
+if TYPE_CHECKING:
+    from mpd_agl.data.types import DataSet
+
 Table = dict[str, Any]
+OWN = "own"
+"""The name of a network, a method or data that exist only in the program that called `mpd_agl.fit`."""
 
 
 def fields_of(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
@@ -159,14 +164,15 @@ def name_mistakes(table: Mapping[str, Any], options: set[str] = frozenset()) -> 
     from mpd_agl.plugins import load_plugins
 
     load_plugins()
+    flat, found = flatten(table), []
+    own = str(flat.get("model.name", ""))
     registries: dict[str, tuple[str, Iterable[str]]] = {
-        "method": ("method", METHODS),
-        "model.name": ("model", MODELS),
+        "method": ("method", (*METHODS, OWN) if own == OWN else METHODS),
+        "model.name": ("model", (*MODELS, own) if own == OWN or ":" in own else MODELS),
         "model.surrogate": ("surrogate", ("auto", *SURROGATES)),
-        "data.name": ("data set", DATASETS),
+        "data.name": ("data set", (*DATASETS, OWN) if own == OWN or ":" in own else DATASETS),
         "data.split_rule": ("split rule", RULES),
     }
-    flat, found = flatten(table), []
     for path, (kind, known) in registries.items():
         value = flat.get(path)
         if isinstance(value, str) and value not in known:
@@ -177,15 +183,14 @@ def name_mistakes(table: Mapping[str, Any], options: set[str] = frozenset()) -> 
 def conflicts(config: RunConfig) -> list[str]:
     """Mistakes of fields that are right alone and wrong together."""
     from mpd_agl.data.augment import Augmentation
-    from mpd_agl.data.registry import get
     from mpd_agl.nn import get_method
 
     found = []
     try:
-        Augmentation(augment_steps(config), get(config.data.name).mean)
+        Augmentation(augment_steps(config), data_set(config).mean)
     except InputError as error:
         found.append(f"data.augment: {error}")
-    own = get_method(config.method).surrogate
+    own = None if config.method == OWN else get_method(config.method).surrogate
     if own and config.model.surrogate not in ("auto", own):
         found.append(
             f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, "
@@ -197,6 +202,20 @@ def conflicts(config: RunConfig) -> list[str]:
             f"got {config.optim.warmup_epochs} of {config.train.epochs}."
         )
     return found
+
+
+def data_set(config: RunConfig) -> "DataSet":
+    """The data set that a configuration names."""
+    from mpd_agl.data.registry import get
+    from mpd_agl.data.types import ArraySet, DataSet, LoadOptions
+
+    def read(split: str, options: LoadOptions) -> ArraySet:
+        raise InputError(
+            "the run's data were arrays in the memory of the program that called mpd_agl.fit, and no file holds them. "
+            "Let fit read them from a folder or an .npz file, or work with the run in Python."
+        )
+
+    return DataSet(name=OWN, read=read) if config.data.name == OWN else get(config.data.name)
 
 
 def augment_steps(config: RunConfig) -> tuple[str, ...] | str:

@@ -121,6 +121,13 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
 
 def check_same_run(before: RunRecord, now: BuiltRun) -> None:
     """Refuse to continue on other data, or on another backend, which rounds otherwise."""
+    theirs, ours = ({k: facts.get(k) for k in ("class", "state_sha256")} for facts in (before.network, now.network))
+    if theirs != ours and (theirs["state_sha256"] != ours["state_sha256"] or _last(theirs) != _last(ours)):
+        raise InputError(
+            f"the run began with a network {_last(theirs)} of {before.network.get('parameters'):,} parameters, got "
+            f"{_last(ours)} of {now.parameters:,} whose state has other names or shapes. "
+            "Resume it with the network it began with, or start a new run under another name."
+        )
     if before.backend != now.backend:
         raise InputError(
             f"the run began with backend {before.backend}, and here model.backend {now.config.model.backend!r} is "
@@ -133,6 +140,11 @@ def check_same_run(before: RunRecord, now: BuiltRun) -> None:
                 f"the {split} data of {now.facts['name']} are not those that the run began with: {', '.join(differ)} "
                 "changed. Resume it with the old data, or start a new run with another --name."
             )
+
+
+def _last(facts: dict[str, Any]) -> str:
+    """The name of a network's class without its module, which is __main__ in one program and not in another."""
+    return str(facts["class"]).rpartition(":")[2]
 
 
 def differences(before: RunRecord, now: RunRecord) -> list[str]:

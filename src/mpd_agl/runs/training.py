@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl import records
-from mpd_agl.analysis import count_operations, energy, measure_activity
+from mpd_agl.analysis import energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.kernels.native import level
 from mpd_agl.models import Network, save_weights
 from mpd_agl.records import RunRecord
-from mpd_agl.runs.build import BuiltRun, build_run, build_test_loader, subset
+from mpd_agl.runs.build import BuiltRun, Sets, build_run, build_test_loader, subset
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.conv_choices import ConvChoices
-from mpd_agl.runs.monitoring import Watch
+from mpd_agl.runs.monitoring import Watch, can_watch
+from mpd_agl.runs.own_network import OwnNetwork
 from mpd_agl.runs.resolve import to_toml
 from mpd_agl.runs.resuming import SavedRun, check_same_run, differences, find, restore, sign
 from mpd_agl.train import checkpoint
@@ -39,16 +40,30 @@ ENERGY_SAMPLES = 256
 
 
 def start(
-    config: RunConfig, path: Path, display: Display, *, overwrite: bool = False, ranks: Ranks = ALONE
+    config: RunConfig,
+    path: Path,
+    display: Display,
+    *,
+    overwrite: bool = False,
+    ranks: Ranks = ALONE,
+    sets: Sets | None = None,
+    own: OwnNetwork | None = None,
 ) -> RunRecord:
-    """Train from the beginning, in a new run folder."""
-    run = build_run(config, ranks=ranks)
+    """Train from the beginning, in a new run folder; `sets` and `own` stand in for the configuration's data, network."""
+    run = build_run(config, ranks=ranks, sets=sets, own=own)
     with RunFolder.create(path, overwrite=overwrite) if ranks.first else RunFolder(path) as folder:
         return _train(run, folder, display, "started")
 
 
 def resume(
-    path: Path, changes: dict[str, Any], display: Display, *, ranks: Ranks = ALONE, restarted: bool = False
+    path: Path,
+    changes: dict[str, Any],
+    display: Display,
+    *,
+    ranks: Ranks = ALONE,
+    restarted: bool = False,
+    sets: Sets | None = None,
+    own: OwnNetwork | None = None,
 ) -> RunRecord:
     """Continue a run from its newest whole checkpoint; `changes` may touch only what the weights do not depend on.
 
@@ -65,7 +80,7 @@ def resume(
             return left.record
         state = left.saved.state if left.saved else {}
         threads = state.get("threads", 0) if state.get("world", 1) == ranks.world else 0
-        run = build_run(left.config, threads=threads, ranks=ranks)
+        run = build_run(left.config, threads=threads, ranks=ranks, sets=sets, own=own)
         if left.record is not None:
             with records.reading(path):
                 check_same_run(left.record, run)
@@ -94,7 +109,7 @@ def _train(
     if config.model.conv_impl == "auto":
         nets = [run.net] if run.stepper.ema is None else [run.net, run.stepper.ema.net]
         observers.append(ConvChoices(nets, folder.path))
-    if config.monitor.every and not config.model.ann:
+    if config.monitor.every and can_watch(run.net):
         observers.append(Watch(run.net, config.monitor, steps=config.train.epochs * len(run.train)))
     tracked = config.track if ranks.first else TrackConfig()
     trackers = build_trackers(tracked, folder.path, record.config, saved.at.step if saved else 0, display.note)
@@ -127,10 +142,7 @@ def _first_record(run: BuiltRun, folder: RunFolder, display: Display, before: Ru
         data=run.facts,
         seeds={"run": config.seed, "split": config.data.split_seed},
         backend=run.backend,
-        network={
-            "parameters": run.parameters,
-            "macs_per_step": sum(layer.macs for layer in count_operations(run.net)),
-        },
+        network=run.network,
         differences=list(before.differences) if before else [],
         clock={"started": before.clock.get("started", now()) if before else now()},
     )
@@ -151,7 +163,6 @@ def _to_the_end(run: BuiltRun, trainer: Trainer, record: RunRecord) -> RunRecord
         if ranks.first:
             ema = run.stepper.ema
             trained = run.net if ema is None else ema.net
-            assert isinstance(trained, Network)
             _save_weights(trained, folder.path / "model.safetensors")
             record = record.with_(energy=measure_energy(run, trained))
     except PeerLost as error:
@@ -213,9 +224,9 @@ def compile_first(run: BuiltRun, note: Callable[[str], None]) -> float:
     return seconds
 
 
-def measure_energy(run: BuiltRun, net: Network) -> dict[str, Any] | None:
-    """Operations and energy per layer of the trained network on some test samples; None for an ANN."""
-    if run.config.model.ann:
+def measure_energy(run: BuiltRun, net: nn.Module) -> dict[str, Any] | None:
+    """Operations and energy per layer of the trained network on some test samples; None for an ANN or own network."""
+    if run.config.model.ann or not isinstance(net, Network):
         return None
     test = run.sets[1]
     chosen = subset(test, min(ENERGY_SAMPLES, len(test)))
@@ -227,7 +238,7 @@ def measure_energy(run: BuiltRun, net: Network) -> dict[str, Any] | None:
     return energy(net, measure_activity(net, x), rates_from=source, static_input=static).to_dict()
 
 
-def _save_weights(net: Network, path: Path) -> None:
+def _save_weights(net: nn.Module, path: Path) -> None:
     try:
         save_weights(net, path)
     except OSError as error:

@@ -183,9 +183,12 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
         return base
     if base.data.holdout:
         return base
-    from mpd_agl.data.registry import get
+    from mpd_agl.runs.build import load_data
+    from mpd_agl.runs.resolve import data_set
 
-    counts = get(base.data.name).counts
+    counts = data_set(base).counts
+    if not counts:  # only the files tell
+        counts = {"train": len(load_data(base, "train"))}
     tenth = (counts["train"] if "train" in counts else counts["all"] * 9 // 10) // 10
     return resolve(merge(base.model_dump(), {"data": {"holdout": tenth}}))
 

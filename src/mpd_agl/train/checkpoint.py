@@ -80,7 +80,15 @@ def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], 
 
 
 def _pack(named: Mapping[str, Tensor]) -> bytes:
-    return dump_tensors({name: t.detach().cpu().contiguous() for name, t in named.items()})
+    """As safetensors, which refuses tensors that share memory, as tied weights do: further ones are copies."""
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in named.items():
+        plain = tensor.detach().cpu().contiguous()
+        place = plain.untyped_storage().data_ptr()
+        found[name] = plain.clone() if place in places else plain
+        places.add(place)
+    return dump_tensors(found)
 
 
 def pack_groups(tensors: Mapping[str, Mapping[str, Tensor]]) -> bytes:
