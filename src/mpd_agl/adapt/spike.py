@@ -1,0 +1,273 @@
+"""`AdaptiveSpike`: stands where a neuron's surrogate function was, and calls it at the width that the rule gives for each timestep."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.hooks import RemovableHandle
+
+from mpd_agl.adapt.adapters import Membrane, adapter_of
+from mpd_agl.adapt.surrogates import Shape, SpikeFunction, shaped_spike
+from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Moments
+from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
+from mpd_agl.nn.width import Width
+
+Watcher = Callable[[int, Tensor, Tensor], None]
+"""Called with the timestep, u = v - v_th and the spikes."""
+
+
+def affine_before(norm: nn.Module) -> Affine | None:
+    """`affine_of`, with what SpikingJelly does otherwise: its tdBN keeps `alpha * v_th` in the weight, so the scale is 1."""
+    affine = affine_of(norm)
+    if affine is None or type(norm).__module__.split(".")[0] != "spikingjelly":
+        return affine
+    return affine._replace(scale=1.0)
+
+
+def _scale_of_steps(norm: nn.Module) -> Tensor | None:
+    """TEBN multiplies the current of each timestep by a learnable number."""
+    if not type(norm).__name__.startswith("TemporalEffectiveBatchNorm"):
+        return None
+    scale_T: Tensor = norm.scale.detach().flatten()  # type: ignore[union-attr, operator, assignment]
+    return scale_T
+
+
+@_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
+def uncompiled(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside of a compiled graph: the timestep is Python state, which a graph would freeze."""
+    return function(*args)
+
+
+class AdaptiveSpike(nn.Module):
+    """The surrogate function of one neuron at an adaptive width.
+
+    It is called as the neuron called its own function: on `u = v - v_th` of one timestep. In training it calls that function on `u r_t`, with
+    `r_t` the function's natural width over kappa_t: the spikes are the same, and the gradient has the width kappa_t and the area it had. In
+    evaluation, and without gradients, it calls the function on u and computes nothing.
+
+    kappa_T comes from the width rule once per sequence. The rule asks for the moments of the potential: *predicted* from the parameters of the
+    norms before the neuron, or *measured* on every n-th training sequence.
+    """
+
+    place: Tensor
+
+    def __init__(
+        self,
+        function: SpikeFunction,
+        shape: Shape,
+        *,
+        calls: int = 1,
+        surrogate: Surrogate | None = None,
+    ) -> None:
+        super().__init__()
+        self.function, self.shape, self.surrogate, self.calls = function, shape, surrogate, calls
+        self.width: Width | None = None  # until the layer is known
+        self.register_buffer("place", torch.empty(0), persistent=False)  # moves with the network
+        self.measured: MeasuredMoments | None = None
+        self.norms: list[nn.Module] = []  # a list: the network has them already
+        self.num_steps, self.every = 1, 1
+        self.kappa_T: Tensor | None = None
+        """The last widths."""
+        self.watcher: Watcher | None = None
+        self.handles: list[RemovableHandle] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """What lives for one sequence only."""
+        self._time, self._called, self._sequences = 0, 0, 0
+        self._ratio_T: tuple[Tensor, ...] | None = None
+        self._measures = False
+        self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._states: list[tuple[StorageWeakRef, int]] = []
+
+    def attach(self, neuron: nn.Module) -> None:
+        """Follow the neuron's calls, to know the timestep."""
+        self.handles = [
+            neuron.register_forward_pre_hook(self.before, with_kwargs=True),
+            neuron.register_forward_hook(self.after),
+        ]
+
+    def detach(self) -> None:
+        """No longer follow it."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the timestep at which the neuron's call begins; at the first one, ask the rule for the widths."""
+        if torch.compiler.is_compiling():
+            uncompiled(AdaptiveSpike.before, self, neuron, args, kwargs)
+            return
+        adapter = adapter_of(neuron)
+        assert adapter is not None
+        self._called = 0
+        steps = adapter.steps(neuron, args, kwargs)
+        self._time = 0 if steps is not None else self._time_after(adapter.state_before(neuron, args, kwargs))
+        if self._time == 0:
+            self._begin(neuron, steps or self.num_steps)
+
+    def after(self, neuron: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Remember the state that the neuron's call left, to recognise it when it comes back."""
+        if torch.compiler.is_compiling():
+            uncompiled(AdaptiveSpike.after, self, neuron, args, output)
+            return
+        adapter = adapter_of(neuron)
+        assert adapter is not None
+        state = adapter.state_after(neuron, output)
+        if state is None:
+            return
+        # The same storage is the same state: detaching it between two chunks of a sequence does not start a new one.
+        self._states = [(s, t) for s, t in self._states if not s.expired()]
+        self._states.append((StorageWeakRef(state.untyped_storage()), self._time))
+
+    def _time_after(self, state: Tensor | None) -> int:
+        """The timestep that follows a state: 0 at rest, and for a state that none of the neuron's calls left."""
+        if state is None:
+            return 0
+        found = StorageWeakRef(state.untyped_storage()).cdata
+        return next((t + 1 for s, t in reversed(self._states) if s.cdata == found), 0)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether this call's gradient is of any use."""
+        return self.training and torch.is_grad_enabled()
+
+    def _begin(self, neuron: nn.Module, num_steps: int) -> None:
+        """The first step of a sequence."""
+        self._ratio_T, self._measures = None, False
+        if not self.adapts:
+            return
+        adapter = adapter_of(neuron)
+        assert adapter is not None
+        membrane = adapter.membrane(neuron)
+        if self.measured is not None:
+            if len(self._sums) >= min(num_steps, self.num_steps):
+                self._take_in(membrane)
+            self._measures = self._sequences % self.every == 0
+            self._sequences += 1
+        if self.width is not None:
+            kappa_T = self.widths(membrane, num_steps)
+            self.kappa_T = kappa_T.detach()
+            self._ratio_T = (kappa_T if self.surrogate is not None else self.shape.width / kappa_T).unbind(0)
+
+    def _take_in(self, membrane: Membrane) -> None:
+        """Give the sums of u of the last measured sequence to the running moments, as sums of v counted from rest."""
+        assert self.measured is not None
+        steps = [self._sums[t] for t in sorted(self._sums)]
+        threshold = membrane.threshold
+        count = steps[0][0]
+        sums = torch.stack([torch.stack([u, uu]) for _, u, uu in steps]).double()
+        u_T, uu_T = sums[:, 0], sums[:, 1]
+        v_T, vv_T = u_T + count * threshold, uu_T + 2 * threshold * u_T + count * threshold * threshold
+        if (missing := self.measured.mean_T.shape[0] - len(steps)) > 0:  # a shorter sequence says nothing of the later steps
+            mean_T, std_T = (m[-missing:].double() for m in self.measured.moments())
+            v_T = torch.cat([v_T, count * mean_T])
+            vv_T = torch.cat([vv_T, count * (std_T.square() + mean_T.square())])
+        self.measured.update_sums(PotentialSums(count, v_T, vv_T))
+        self._sums = {}
+
+    def widths(self, membrane: Membrane, num_steps: int) -> Tensor:
+        """kappa_T of the rule, from the potential as it is now."""
+        assert self.width is not None
+        kept = 0.0 if membrane.kept is None else membrane.kept
+        tau = torch.as_tensor(kept, dtype=torch.float32, device=self.place.device)
+        batch = None
+        if self.width.needs_batch and self.measured is not None:
+            mean_T, std_T = self._measured_moments("exact", num_steps)
+            batch = PotentialSums(1, mean_T, std_T.square() + mean_T.square())
+
+        def moments(kind: Moments) -> tuple[Tensor, Tensor]:
+            if self.measured is not None:
+                return self._measured_moments(kind, num_steps)
+            return self._predicted_moments(membrane, tau, kind, num_steps)
+
+        kappa_T: Tensor = self.width(Potential(num_steps, membrane.threshold, tau, moments, batch))
+        return kappa_T
+
+    def _measured_moments(self, kind: Moments, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Of as many steps as asked for: the last one stands for those that were never measured."""
+        assert self.measured is not None
+        mean_T, std_T = self.measured.moments(kind)
+        if (missing := num_steps - mean_T.shape[0]) > 0:
+            mean_T, std_T = (torch.cat([m, m[-1:].expand(missing)]) for m in (mean_T, std_T))
+        return mean_T[:num_steps], std_T[:num_steps]
+
+    def _predicted_moments(
+        self, membrane: Membrane, tau: Tensor, kind: Moments, num_steps: int
+    ) -> tuple[Tensor, Tensor]:
+        """Theorems 1 and 2, with the whole geometric sum of the leak."""
+        affines = [a for norm in self.norms if (a := affine_before(norm)) is not None]
+        scale: Tensor | float = membrane.input_scale
+        if isinstance(scale, Tensor):
+            scale = scale.detach().mean()
+        mean_T, std_T = predicted(affines, tau, num_steps, kind, input_scale=scale, leak="full")
+        if len(self.norms) == 1 and (scale_T := _scale_of_steps(self.norms[0])) is not None:
+            last = scale_T.shape[0] - 1
+            scale_T = scale_T[torch.arange(num_steps).clamp_max(last)]
+            mean_T, std_T = mean_T * scale_T, std_T * scale_T.abs()
+        return mean_T, std_T
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Spikes of one timestep."""
+        if torch.compiler.is_compiling():
+            s: Tensor = uncompiled(AdaptiveSpike.forward, self, u)
+            return s
+        self._called += 1
+        if self._called % self.calls:  # a call for the reset alone: no gradient passes it
+            return self.function(u)
+        t = self._time + self._called // self.calls - 1
+        if self._measures and self.adapts:
+            self._measure(t, u.detach())
+        if self._ratio_T is None or not self.adapts:
+            s = self.function(u)
+        else:
+            ratio = self._ratio_T[min(t, len(self._ratio_T) - 1)]
+            if self.surrogate is not None:
+                s = shaped_spike(u, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
+            else:
+                s = self.function(u * ratio)
+        if self.watcher is not None:
+            self.watcher(t, u.detach(), s.detach())
+        return s
+
+    @torch.no_grad()
+    def _measure(self, t: int, u: Tensor) -> None:
+        """Add the sums of one timestep; a neuron that is used twice adds to the same sums."""
+        u = u.float()
+        count, total, squares = self._sums.get(t, (0, 0.0, 0.0))
+        flat = u.flatten()
+        self._sums[t] = (count + u.numel(), total + flat.sum(), squares + torch.dot(flat, flat))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        kept = {"watcher": None, "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
+        kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None, "_measures": False, "_sums": {}, "_states": []}
+        return state | kept
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A checkpoint from before the network was adapted knows no moments and no widths: they stay as they are."""
+        for name, value in self.state_dict(prefix=prefix).items():
+            state_dict.setdefault(name, value)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        source = "its own width" if self.width is None else "measured" if self.measured is not None else "predicted"
+        shape = "" if self.surrogate is None else f", surrogate={self.surrogate.name}"
+        return f"{source}, natural width {self.shape.width:.4g}{shape}"
+
+
+def adaptive_spikes(net: nn.Module) -> Sequence[tuple[str, nn.Module, AdaptiveSpike]]:
+    """Name, neuron and injected function of every adapted layer of a network."""
+    found: list[tuple[str, nn.Module, AdaptiveSpike]] = []
+    for name, module in net.named_modules():
+        if isinstance(module, AdaptiveSpike):
+            continue
+        inside = [m for child in module.children() for m in (child, *child.children()) if isinstance(m, AdaptiveSpike)]
+        if inside and adapter_of(module) is not None:
+            found.append((name, module, inside[0]))
+    return found
