@@ -1,5 +1,6 @@
 """`AdaptiveSpike`: stands where a neuron's surrogate function was, and calls it at the width that the rule gives for each timestep."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +11,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from mpd_agl.adapt.adapters import Membrane, adapter_of
-from mpd_agl.adapt.surrogates import Shape, SpikeFunction, shaped_spike
+from mpd_agl.adapt.surrogates import Shape, SpikeFunction, measure, shaped_spike
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
 from mpd_agl.nn.width import Width
 
 Watcher = Callable[[int, Tensor, Tensor], None]
-"""Called with the timestep, u = v - v_th and the spikes."""
+"""Called with the timestep, u = v - v_th and the spikes, both as the graph has them."""
 
 
 def affine_before(norm: nn.Module) -> Affine | None:
@@ -72,7 +73,9 @@ class AdaptiveSpike(nn.Module):
         self.num_steps, self.every = 1, 1
         self.kappa_T: Tensor | None = None
         """The last widths."""
-        self.watcher: Watcher | None = None
+        self.watchers: list[Watcher] = []
+        self.only_watches = False
+        """Whether this one was put here to watch a network that is not adapted (`watch_only`)."""
         self.handles: list[RemovableHandle] = []
         self._forget()
 
@@ -163,7 +166,9 @@ class AdaptiveSpike(nn.Module):
         sums = torch.stack([torch.stack([u, uu]) for _, u, uu in steps]).double()
         u_T, uu_T = sums[:, 0], sums[:, 1]
         v_T, vv_T = u_T + count * threshold, uu_T + 2 * threshold * u_T + count * threshold * threshold
-        if (missing := self.measured.mean_T.shape[0] - len(steps)) > 0:  # a shorter sequence says nothing of the later steps
+        if (
+            missing := self.measured.mean_T.shape[0] - len(steps)
+        ) > 0:  # a shorter sequence says nothing of the later steps
             mean_T, std_T = (m[-missing:].double() for m in self.measured.moments())
             v_T = torch.cat([v_T, count * mean_T])
             vv_T = torch.cat([vv_T, count * (std_T.square() + mean_T.square())])
@@ -230,9 +235,15 @@ class AdaptiveSpike(nn.Module):
                 s = shaped_spike(u, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
             else:
                 s = self.function(u * ratio)
-        if self.watcher is not None:
-            self.watcher(t, u.detach(), s.detach())
+        for watcher in self.watchers:
+            watcher(t, u, s)
         return s
+
+    def kappa_at(self, t: int) -> Tensor | float | None:
+        """The width of this timestep: the rule's, or the function's own; None where that has none."""
+        if self.kappa_T is not None:
+            return self.kappa_T[min(t, len(self.kappa_T) - 1)]
+        return self.shape.width if math.isfinite(self.shape.width) else None
 
     @torch.no_grad()
     def _measure(self, t: int, u: Tensor) -> None:
@@ -244,8 +255,17 @@ class AdaptiveSpike(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        kept = {"watcher": None, "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
-        kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None, "_measures": False, "_sums": {}, "_states": []}
+        # A copy or a pickle of a watched network is not watched.
+        kept = {"watchers": [], "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
+        kept |= {
+            "_time": 0,
+            "_called": 0,
+            "_sequences": 0,
+            "_ratio_T": None,
+            "_measures": False,
+            "_sums": {},
+            "_states": [],
+        }
         return state | kept
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -271,3 +291,33 @@ def adaptive_spikes(net: nn.Module) -> Sequence[tuple[str, nn.Module, AdaptiveSp
         if inside and adapter_of(module) is not None:
             found.append((name, module, inside[0]))
     return found
+
+
+def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
+    """Put an AdaptiveSpike without a rule into a neuron, for watchers: spikes and gradients stay bit for bit what they are.
+
+    A clause where the neuron does not let us. `take_out` undoes it.
+    """
+    adapter = adapter_of(neuron)
+    assert adapter is not None
+    reason = adapter.refusal(neuron)
+    if reason is not None:
+        return reason
+    function = adapter.function(neuron)
+    shape = measure(function)
+    if isinstance(shape, str):  # it has no width that one could show; all else can be watched
+        shape = Shape(math.inf, True)
+    spike = AdaptiveSpike(function, shape, calls=adapter.calls)
+    spike.only_watches = True
+    spike.train(neuron.training)
+    adapter.put(neuron, spike)
+    spike.attach(neuron)
+    return spike
+
+
+def take_out(neuron: nn.Module, spike: AdaptiveSpike) -> None:
+    """Let the neuron call its own function again."""
+    adapter = adapter_of(neuron)
+    assert adapter is not None
+    spike.detach()
+    adapter.put(neuron, spike.function)
