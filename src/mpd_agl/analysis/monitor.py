@@ -74,6 +74,8 @@ class LayerSnapshot:
     timestep of input stands for all."""
     v_th: float = math.nan
     """The threshold; the mean over channels where each has its own."""
+    rest: float = 0.0
+    """The potential at rest."""
     values: int = 0
     """Neurons times samples: the number of potentials per timestep."""
     uses: int = 1
@@ -483,10 +485,10 @@ class _OwnLayer:
 def _detail(sums: _Sums, affines: list[Affine]) -> LayerDetail | None:
     if not sums.detail_TB:
         return None
+    rest = sums.facts.get("rest", 0.0)
+    low, high = (rest + end for end in reach(sums.facts["v_th"] - rest))
     return LayerDetail(
-        Histogram(
-            *reach(sums.facts["v_th"]), [sums.detail_TB[t].tolist() for t in sorted(sums.detail_TB)], sums.samples
-        ),
+        Histogram(low, high, [sums.detail_TB[t].tolist() for t in sorted(sums.detail_TB)], sums.samples),
         [v for a in affines for v in _short(a.gamma_C)],
         [v for a in affines for v in _short(a.beta_C)],
         [] if sums.fired_C is None else sums.fired_C.tolist(),
@@ -538,12 +540,12 @@ class _ForeignLayer:
         adapter = adapter_of(self.neuron)
         assert adapter is not None
         membrane = adapter.membrane(self.neuron)
-        v_th, kept = (
+        v_th, rest, kept = (
             float(torch.as_tensor(a).detach().float().mean()) if a is not None else None
-            for a in (membrane.v_th, membrane.kept)
+            for a in (membrane.v_th, membrane.rest, membrane.kept)
         )
         affines = [a for norm in self.spike.norms if (a := affine_before(norm)) is not None]
-        sums.facts = {"tau": kept, "v_th": v_th, **_affine_facts(affines), **_NOTHING_PREDICTED}
+        sums.facts = {"tau": kept, "v_th": v_th, "rest": rest, **_affine_facts(affines), **_NOTHING_PREDICTED}
         if affines:
             T = self.spike.num_steps
             tau = torch.as_tensor(kept)
@@ -552,7 +554,8 @@ class _ForeignLayer:
     def _details(self, sums: _Sums, t: int, v_N: Tensor, fired: Tensor) -> None:
         """A histogram, and the spikes of each channel: axis 1, behind the batch."""
         sums.samples = counted_samples(v_N[0].numel(), v_N.shape[0])
-        count_B = count(v_N[: sums.samples], sums.facts["v_th"])
+        rest = sums.facts["rest"]
+        count_B = count(v_N[: sums.samples] - rest, sums.facts["v_th"] - rest)
         sums.detail_TB[t] = sums.detail_TB[t] + count_B if t in sums.detail_TB else count_B
         fired_C = fired.sum([a for a in range(fired.dim()) if a != 1]) if fired.dim() > 1 else fired.sum()[None]
         before = sums.fired_C
