@@ -1,4 +1,4 @@
-"""The picture of a diagnosis: potentials with their windows, firing rates, gradients through depth; one row per layer."""
+"""The picture of a diagnosis, one row per layer: potentials with their windows, firing rates, gradients."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,6 @@ def draw(diagnosis: "Diagnosis", path: Path) -> None:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.tick_params(labelsize=8)
-        axes.title.set_fontsize(9.5)
     names = list(dict.fromkeys(finding.illness for finding in diagnosis.findings))
     figure.suptitle(
         "; ".join(names) or "no illness found", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK
@@ -82,8 +81,8 @@ def _potentials(axes: Axes, diagnosis: "Diagnosis") -> None:
         axes.axhline(k, color=SOFT, linewidth=0.4)
     axes.axvline(1, color=INK, linewidth=1, linestyle=":")
     axes.set_xlim(max(min(lows), -4.0), min(max(highs), 6.0))
-    axes.set_title("potential v / v_th (heights: square root); shaded: window of the gradient", loc="left", color=INK)
-    axes.set_xlabel("v / v_th, counted from rest", fontsize=8.5)
+    axes.set_title("potentials; shaded: where a gradient passes", loc="left", color=INK, fontsize=9.5)
+    axes.set_xlabel("v / v_th, counted from rest; heights are square roots of counts", fontsize=8.5)
 
 
 def _rates(axes: Axes, diagnosis: "Diagnosis") -> None:
@@ -95,7 +94,7 @@ def _rates(axes: Axes, diagnosis: "Diagnosis") -> None:
         axes.text(rate + 0.02 * top, k - 0.35, f"{rate:.1%}", va="center", fontsize=7.5, color=INK)
     axes.set_xlim(0, 1.25 * top)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
-    axes.set_title("firing rate", loc="left", color=INK)
+    axes.set_title("firing rate", loc="left", color=INK, fontsize=9.5)
 
 
 def _gradients(axes: Axes, diagnosis: "Diagnosis") -> None:
@@ -103,7 +102,7 @@ def _gradients(axes: Axes, diagnosis: "Diagnosis") -> None:
     y = np.arange(len(diagnosis.layers)) - 0.35
     norms = [layer.grad_norm for layer in diagnosis.layers]
     known = [g for g in norms if g and math.isfinite(g)]
-    axes.set_title("gradient norm |dL/ds|", loc="left", color=INK)
+    axes.set_title("gradient norm |dL/ds|", loc="left", color=INK, fontsize=9.5)
     if not known:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=SOFT)
         axes.set_xticks([])

@@ -9,9 +9,11 @@ from mpd_agl.kernels import plain
 
 BINS = 64
 REACH = 5.0
-"""The range is v_th +- REACH * v_th: -2 to 3 at v_th = 0.5, five standard deviations of an untrained layer's current."""
+"""The range is v_th +- REACH * v_th: -2 to 3 at v_th = 0.5, five standard deviations of an untrained layer's
+current."""
 MOST_VALUES = 2**17
-"""Values per timestep that are counted: a sample of the batch is enough for a picture, and costs a fraction of a step."""
+"""Values per timestep that are counted: a sample of the batch is enough for a picture, and costs a fraction of a
+step."""
 
 
 @dataclass(frozen=True)
