@@ -338,6 +338,7 @@ def _layer(name: str, seen: LayerSnapshot, neuron: str, library: str) -> Layer:
         grad_norm=math.sqrt(sum(squares) * seen.values) if squares else None,
         dead_channels=sum(f == 0 for f in fired_C) / len(fired_C) if fired_C and expected >= DEAD_NEEDS else None,
         growth=math.sqrt(max(seen.var_T[-1], 0.0) / seen.var_T[0]) if seen.var_T[0] > 0 else None,
+        has_norm=seen.gamma_bar is not None,
         uses=seen.uses,
         is_read=True,
     )

@@ -83,6 +83,8 @@ class Layer:
     """Share of channels that never fired; None where the batch is too small to tell."""
     growth: float | None
     """Standard deviation of the potential at the last timestep over the first's; None where the first is constant."""
+    has_norm: bool
+    """Whether a norm before the neuron is known; of other libraries' neurons only adapted ones know theirs."""
     uses: int
     is_read: bool
     """Whether the loss depends on the spikes: those of a layer whose potential is the output do not matter."""
@@ -122,13 +124,18 @@ class Cures:
     def fit(self, row: Layer) -> str:
         """For a scale that does not fit the threshold."""
         if row.library == "mpd_agl":
-            return "torch.nn.init.ones_(layer.norm.weight), or SpikingBlock(synapse, method='mpd-agl'), in these layers"
+            started = "torch.nn.init.ones_(layer.norm.weight), torch.nn.init.zeros_(layer.norm.bias) in these layers"
+            return (
+                started
+                if row.has_norm
+                else "SpikingBlock(synapse, method='mpd-agl'), with tdBN, in place of these layers"
+            )
         again = "mpd_agl.release(net); " if self.adapted else ""
         return again + f"mpd_agl.adapt(net, batch{', calibrate=' + repr('force') if self.trained else ''})"
 
     def width(self, row: Layer) -> str:
         """For a width that does not fit the potential."""
-        if row.library == "mpd_agl":
+        if row.library == "mpd_agl" and (row.sigmas is None or row.sigmas <= FAR):
             return "SpikingBlock(synapse, method='mpd-agl') or LIF(method='mpd-agl') in these layers"
         return self.fit(row)
 

@@ -1,7 +1,7 @@
 """Watched layers: what a monitor attaches to each neuron, and the sums that it keeps of it.
 
-A neuron of `mpd_agl.nn` shows its current, from which `kernels.probe` computes the potentials a second time. A neuron that
-`mpd_agl.adapt` reads has a surrogate function that sees every potential. Gradients come by hooks on the tensors of the pass.
+A neuron of `mpd_agl.nn` shows its current, from which `kernels.probe` computes the potentials a second time. A neuron
+that `mpd_agl.adapt` reads has a surrogate function that sees every potential. Gradients come by hooks on the tensors.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ class Hook:
         self.call = call
 
     def __call__(self, *args: Any) -> None:
+        """As torch calls hooks."""
         self.call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
