@@ -30,6 +30,7 @@ class Watched:
     kappa_T: Tensor | None = None
     first_calls: int = 0
 
+    @torch.no_grad()
     def __call__(self, t: int, u: Tensor, s: Tensor) -> None:
         """Take in one timestep."""
         u = u.double()

@@ -294,9 +294,10 @@ def adaptive_spikes(net: nn.Module) -> Sequence[tuple[str, nn.Module, AdaptiveSp
 
 
 def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
-    """Put an AdaptiveSpike without a rule into a neuron, for watchers: spikes and gradients stay bit for bit what they are.
+    """Put an AdaptiveSpike without a rule into a neuron, for watchers; a clause where the neuron does not let us.
 
-    A clause where the neuron does not let us. `take_out` undoes it.
+    Spikes and gradients stay bit for bit what they are, with one exception: SpikingJelly has a kernel of its own for its
+    Sigmoid, and without it the gradients differ in the last digits. `take_out` undoes it.
     """
     adapter = adapter_of(neuron)
     assert adapter is not None
