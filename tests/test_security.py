@@ -38,7 +38,7 @@ RUNS_CODE = {
 
 
 def name_of(node: ast.expr, known: dict[str, str]) -> str:
-    """The dotted name of what is called, imports and `as` followed: `p.loads` of `import pickle as p` is pickle.loads."""
+    """The dotted name of what is called, with imports followed: `p.loads` of `import pickle as p` is pickle.loads."""
     if isinstance(node, ast.Name):
         return known.get(node.id, node.id)
     if isinstance(node, ast.Attribute):

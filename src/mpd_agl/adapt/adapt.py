@@ -15,7 +15,7 @@ from mpd_agl.adapt import fuse as fusing
 from mpd_agl.adapt.adapters import Adapter, adapter_of
 from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
-from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes
+from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes, take_out
 from mpd_agl.adapt.surrogates import Shape, measure, with_width
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
@@ -179,6 +179,11 @@ def adapt(
         raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
+    for _, neuron, spike in adaptive_spikes(net):
+        if spike.only_watches and spike.watchers:
+            raise InputError("a Monitor watches the network. Close it, adapt the network, and watch it again.")
+        if spike.only_watches:  # a copy of a watched network
+            take_out(neuron, spike)
     if adaptive_spikes(net):
         raise InputError("the network is adapted already. Call release(net) first to adapt it anew.")
     rule = None if method is None else get_method(method)

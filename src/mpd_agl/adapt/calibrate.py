@@ -32,6 +32,7 @@ class Watched:
     kappa_T: Tensor | None = None
     first_calls: int = 0
 
+    @torch.no_grad()
     def __call__(self, t: int, u: Tensor, s: Tensor) -> None:
         """Take in one timestep."""
         u = u.double()
@@ -88,14 +89,14 @@ def watch(net: nn.Module, layers: Iterable[Layer], run: Run, *, with_widths: boo
     layers = list(layers)
     watched = {layer.name: Watched(kappa_T=layer.spike.kappa_T if with_widths else None) for layer in layers}
     for layer in layers:
-        layer.spike.watcher = watched[layer.name]
+        layer.spike.watchers.append(watched[layer.name])
     try:
         to_rest(net)
         with torch.no_grad():
             run()
     finally:
         for layer in layers:
-            layer.spike.watcher = None
+            layer.spike.watchers.remove(watched[layer.name])
     return watched
 
 

@@ -137,7 +137,7 @@ class Fusion:
     ) -> None:
         """The potentials that the kernel kept to itself, for whoever asked to see or to measure them."""
         spike, T = self.spike, x_TNC.shape[0]
-        if not (spike.is_measuring or spike.watcher is not None):
+        if not (spike.is_measuring or spike.watchers):
             return
         i_TNC = x_TNC.detach().float()
         if current is not None:

@@ -1,5 +1,6 @@
 """`AdaptiveSpike` stands where a neuron's surrogate function was, and calls it at the width of each timestep."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +11,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from mpd_agl.adapt.adapters import Membrane, adapter_of
-from mpd_agl.adapt.surrogates import Shape, SpikeFunction, shaped_spike
+from mpd_agl.adapt.surrogates import Shape, SpikeFunction, measure, shaped_spike
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
 from mpd_agl.nn.width import Width
 
 Watcher = Callable[[int, Tensor, Tensor], None]
-"""Called with the timestep, u = v - v_th and the spikes."""
+"""Called with the timestep, u = v - v_th and the spikes, both as the graph has them."""
 
 
 def affine_before(norm: nn.Module) -> Affine | None:
@@ -78,7 +79,9 @@ class AdaptiveSpike(nn.Module):
         self.num_steps, self.every, self.uses = 1, 1, 1
         self.kappa_T: Tensor | None = None
         """The last widths."""
-        self.watcher: Watcher | None = None
+        self.watchers: list[Watcher] = []
+        self.only_watches = False
+        """Whether this one was put here to watch a network that is not adapted (`watch_only`)."""
         self.fusion: Any = None
         """Where norm and neuron run as one kernel (`adapt.fuse`), what runs them."""
         self.handles: list[RemovableHandle] = []
@@ -256,7 +259,7 @@ class AdaptiveSpike(nn.Module):
                 s = shaped_spike(u, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
             else:
                 s = self.function(u * ratio)
-        self.see(t - self._time, u.detach(), s.detach())
+        self.see(t - self._time, u, s)
         return s
 
     def kappa_now(self, num_steps: int) -> Tensor:
@@ -273,11 +276,17 @@ class AdaptiveSpike(nn.Module):
         return self._measures and self.adapts
 
     def see(self, t: int, u: Tensor, s: Tensor) -> None:
-        """Show u and the spikes, t steps after the call began, to the watcher; measure u where it is time to."""
+        """Show u and the spikes, t steps after the call began, to the watchers; measure u where it is time to."""
         if self.is_measuring:
-            self._measure(self._time + t, u)
-        if self.watcher is not None:
-            self.watcher(self._time + t, u, s)
+            self._measure(self._time + t, u.detach())
+        for watcher in self.watchers:
+            watcher(self._time + t, u, s)
+
+    def kappa_at(self, t: int) -> Tensor | float | None:
+        """The width of this timestep: the rule's, or the function's own; None where that has none."""
+        if self.kappa_T is not None:
+            return self.kappa_T[min(t, len(self.kappa_T) - 1)]
+        return self.shape.width if math.isfinite(self.shape.width) else None
 
     @torch.no_grad()
     def _measure(self, t: int, u: Tensor) -> None:
@@ -289,8 +298,11 @@ class AdaptiveSpike(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        fresh: dict[str, Any] = {"watcher": None, "_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None}
-        return state | fresh | {"_measures": False, "_sums": {}, "_states": []}
+        # A copy or a pickle of a watched network is not watched.
+        kept: dict[str, Any] = {"watchers": [], "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
+        kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None}
+        kept |= {"_measures": False, "_sums": {}, "_states": []}
+        return state | kept
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A checkpoint from before the network was adapted knows no moments and no widths: they stay as they are."""
@@ -315,3 +327,34 @@ def adaptive_spikes(net: nn.Module) -> Sequence[tuple[str, nn.Module, AdaptiveSp
         if inside and adapter_of(module) is not None:
             found.append((name, module, inside[0]))
     return found
+
+
+def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
+    """Put an AdaptiveSpike without a rule into a neuron, for watchers; a clause where the neuron does not let us.
+
+    Spikes and gradients stay bit for bit what they are, with one exception: SpikingJelly has a kernel of its own for
+    its Sigmoid, and without it the gradients differ in the last digits. `take_out` undoes it.
+    """
+    adapter = adapter_of(neuron)
+    assert adapter is not None
+    reason = adapter.refusal(neuron)
+    if reason is not None:
+        return reason
+    function = adapter.function(neuron)
+    shape = measure(function)
+    if isinstance(shape, str):  # it has no width that one could show; all else can be watched
+        shape = Shape(math.inf, True)
+    spike = AdaptiveSpike(function, shape, calls=adapter.calls)
+    spike.only_watches = True
+    spike.train(neuron.training)
+    adapter.put(neuron, spike)
+    spike.attach(neuron)
+    return spike
+
+
+def take_out(neuron: nn.Module, spike: AdaptiveSpike) -> None:
+    """Let the neuron call its own function again."""
+    adapter = adapter_of(neuron)
+    assert adapter is not None
+    spike.detach()
+    adapter.put(neuron, spike.function)

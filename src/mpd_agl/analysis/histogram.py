@@ -25,6 +25,25 @@ class Histogram:
     """How many samples were counted, from the start of the batch."""
 
 
+def reach(v_th: float) -> tuple[float, float]:
+    """The range of a histogram."""
+    return v_th * (1 - REACH), v_th * (1 + REACH)
+
+
+def counted_samples(values_per_sample: int, samples: int) -> int:
+    """How many samples of a batch are counted."""
+    return max(1, min(samples, MOST_VALUES // max(values_per_sample, 1)))
+
+
+@torch.no_grad()
+def count(v: Tensor, v_th: float) -> Tensor:
+    """Counts of potentials: those below the range, in each bin, and above."""
+    low, high = reach(v_th)
+    place = ((v - low) * (BINS / (high - low))).floor()
+    place = place[~place.isnan()].clamp(-1, BINS).long() + 1
+    return torch.bincount(place, minlength=BINS + 2)
+
+
 @torch.no_grad()
 def histogram(
     x_SNC: Tensor, mean_C: Tensor, scale_C: Tensor, beta_C: Tensor, tau: Tensor, *, v_th: float, num_steps: int
@@ -36,14 +55,9 @@ def histogram(
     >>> h.low, h.high, [[(b, n) for b, n in enumerate(count_B) if n] for count_B in h.count_TB]
     (-2.0, 3.0, [[(0, 1), (33, 1)], [(31, 1), (65, 1)]])
     """
-    samples = max(1, min(x_SNC.shape[1], MOST_VALUES // x_SNC[0, 0].numel()))
+    samples = counted_samples(x_SNC[0, 0].numel(), x_SNC.shape[1])
     x_SMC = x_SNC[:, :samples].movedim(2, -1).flatten(1, -2)
     dtype = plain.compute_dtype(x_SMC)
     mean_C, scale_C, beta_C, tau = (a.detach().to(dtype) for a in (mean_C, scale_C, beta_C, tau))
-    low, high = v_th * (1 - REACH), v_th * (1 + REACH)
-    counts = []
-    for v_MC in plain.potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps):
-        place = ((v_MC - low) * (BINS / (high - low))).floor()
-        place = place[~place.isnan()].clamp(-1, BINS).long() + 1
-        counts.append(torch.bincount(place, minlength=BINS + 2).tolist())
-    return Histogram(low, high, counts, samples)
+    v_T = plain.potentials(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps)
+    return Histogram(*reach(v_th), [count(v_MC, v_th).tolist() for v_MC in v_T], samples)

@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
+    "diagnose": "what ails a spiking network of yours, by layer, with the line that cures it",
     "energy": "count operations and energy per layer, the ANN beside it",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
     "export": "write a run's network as ONNX or NIR",

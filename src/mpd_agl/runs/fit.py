@@ -65,8 +65,8 @@ def fit(
     place; at the end it holds the result, the weights of `model.safetensors`, and is in evaluation mode.
 
     `train` and `test` are pairs (x, y) of arrays or tensors, torch `Dataset`s (read through once, so leave random
-    transforms to `augment`) or `ArraySet`s. `train` alone may be a folder of class folders with images, an .npz file, or
-    the name of a data set. Pixels are uint8, or floats from 0 to 1, which are kept as uint8; labels are integers.
+    transforms to `augment`) or `ArraySet`s. `train` alone may be a folder of class folders with images, an .npz file,
+    or the name of a data set. Pixels are uint8, or floats from 0 to 1, which are kept as uint8; labels are integers.
     Without `test`, `holdout` training samples are kept back and scored.
 
     `lr` follows a cosine to 0; its default is 0.1 for SGD, else 0.001. `monitor` is the number of steps between two
@@ -163,7 +163,8 @@ def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | Non
     """The samples to train on, and those to be scored on."""
     if (test is None) == (config.data.holdout == 0):
         raise InputError(
-            f"a run is scored on test data or on held-out training samples, got {'both' if test is not None else 'none'}"
+            "a run is scored on test data or on held-out training samples, "
+            f"got {'both' if test is not None else 'none'}"
             ". Give fit `test`, or holdout=500."
         )
     whole = _array_set(train, "train", classes=classes)
@@ -172,7 +173,8 @@ def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | Non
     other = _array_set(test, "test", like=whole)
     if other.x.shape[1:] != whole.x.shape[1:] or other.classes != whole.classes:
         raise InputError(
-            f"the test samples have the shape {other.x.shape[1:]} and {len(other.classes)} classes, the training samples "
+            f"the test samples have the shape {other.x.shape[1:]} and {len(other.classes)} classes, "
+            "the training samples "
             f"{whole.x.shape[1:]} and {len(whole.classes)}. Give both the same shape and classes."
         )
     return chosen(config, whole, "train"), chosen(config, other, "test")

@@ -35,8 +35,8 @@ def is_own(name: str) -> bool:
 class OwnNetwork(nn.Module):
     """A user's network as the loop takes it: x in, logits_TNK out, every neuron at rest before each pass.
 
-    `x` is (N, C, H, W) for images and (T, N, C, H, W) for frames; `forward(net, x)` stands in for `net(x)`. Its modules,
-    parameters and state have the names that they have in the user's network.
+    `x` is (N, C, H, W) for images and (T, N, C, H, W) for frames; `forward(net, x)` stands in for `net(x)`. Its
+    modules, parameters and state have the names that they have in the user's network.
     """
 
     def __init__(

@@ -1,0 +1,154 @@
+"""`mpd-agl diagnose module:factory`: what ails your own spiking network, and the line that cures it."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpd_agl.cli.arguments import Parser
+from mpd_agl.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EXAMPLES = """examples:
+  mpd-agl diagnose mynet:build                                   on digits (28 x 28, one channel)
+  mpd-agl diagnose mynet:build --data.name cifar10 --samples 32  on a data set of `mpd-agl data list`
+  mpd-agl diagnose mynet:build --batch batch.npz --plot ill.png  on your own arrays x (and labels y)
+
+This command imports your module and calls your factory: it runs your own code, with all that the code may do.
+The exit code is 0 for a healthy network, 1 where an illness was found, 2 for bad input.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = Parser(
+        prog="mpd-agl diagnose",
+        description="Look for the usual illnesses of a spiking network of yours, on one batch. Runs your own code.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("factory", metavar="MODULE:FACTORY", help="a callable without arguments that returns the nn.Module")
+    p.add_argument("--batch", type=Path, metavar="FILE.npz", help="arrays x, as the network takes it, and y (optional)")
+    p.add_argument("--data.name", dest="data", metavar="NAME", help="a data set in place of --batch (default mnist5k)")
+    p.add_argument("--data.data-dir", dest="data_dir", type=Path, metavar="DIR", help="folder with its official files")
+    p.add_argument("--resize", type=int, metavar="PIXELS", help="resize the data set's images to this height and width")
+    p.add_argument(
+        "--num-steps", type=int, metavar="T", help="give (T, N, ...): images T times, recordings as T frames"
+    )
+    p.add_argument("--samples", type=int, default=64, metavar="N", help="samples of the data set (default 64)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the factory's random weights (default 0)")
+    p.add_argument("--plot", type=Path, metavar="FILE.png", help="draw potentials, rates and gradients")
+    p.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    return p
+
+
+def run(argv: list[str]) -> int:
+    """Build, diagnose, print."""
+    a = parser().parse_args(argv)
+    if a.batch is not None and a.data is not None:
+        raise InputError("--batch and --data.name exclude each other. Leave one out.")
+    for option, value in (("--samples", a.samples), ("--num-steps", a.num_steps), ("--resize", a.resize)):
+        if value is not None and value < 1:
+            raise InputError(f"{option} must be at least 1, got {value}.")
+
+    import torch
+
+    from mpd_agl.analysis import diagnose
+
+    torch.manual_seed(a.seed)
+    net = build(a.factory)
+    x, y = _from_file(a.batch) if a.batch is not None else _from_data(a)
+    diagnosis = diagnose(net, x, y)
+    if a.plot is not None:
+        diagnosis.plot(a.plot)
+    print(json.dumps(diagnosis.to_dict(), indent=1) if a.json else str(diagnosis))
+    return 0 if diagnosis.healthy else 1
+
+
+def build(name: str) -> "nn.Module":
+    """Import the module, from the working directory too, and call its factory."""
+    from torch import nn
+
+    module_name, colon, factory_name = name.partition(":")
+    if not (module_name and colon and factory_name):
+        raise InputError(f"the network is named MODULE:FACTORY, got {name!r}. In mynet.py, build() is mynet:build.")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise InputError(f"{module_name} needs the module {error.name}, which is not installed.") from error
+        raise InputError(
+            f"there is no module {error.name!r} in {here} or among the installed ones. Start the command in its folder."
+        ) from error
+    except Exception as error:
+        raise InputError(f"{module_name} failed on import with {_words(error)}. Mend it first.") from error
+    found: Any = module
+    for part in factory_name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise InputError(f"{module_name} has no callable {factory_name!r}. It has: {', '.join(known[:12]) or 'none'}.")
+    try:
+        net = found()
+    except Exception as error:
+        raise InputError(f"{name} failed with {_words(error)}. A factory takes no arguments.") from error
+    if not isinstance(net, nn.Module):
+        raise InputError(f"{name} must return an nn.Module, got {type(net).__name__}.")
+    return net
+
+
+def _words(error: Exception) -> str:
+    """An error of the user's code, in short."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _from_file(path: Path) -> "tuple[Tensor, Tensor | None]":
+    """x and y of an .npz file; no pickled objects are read."""
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("x", "y") if name in file.files}
+            names = ", ".join(file.files)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}).") from None
+    except (ValueError, AttributeError, EOFError) as error:
+        raise InputError(
+            f"{path} is no .npz file of plain arrays ({error}). Write it by numpy.savez(path, x=x, y=y)."
+        ) from None
+    if "x" not in arrays:
+        raise InputError(f"{path} holds no array x, got {names or 'none'}. Write it by numpy.savez(path, x=x, y=y).")
+    x = torch.from_numpy(arrays["x"])
+    if not x.is_floating_point():
+        raise InputError(f"x in {path} must be floating-point, as the network takes it, got {x.dtype}. Scale it first.")
+    return x if x.dtype == torch.float32 else x.float(), torch.from_numpy(arrays["y"]) if "y" in arrays else None
+
+
+def _from_data(a: argparse.Namespace) -> "tuple[Tensor, Tensor]":
+    """The first samples of a data set, normalised as in training, in a fixed random order."""
+    import numpy as np
+    from torch.nn import functional as F
+
+    from mpd_agl.data.load import load_dataset
+    from mpd_agl.data.loader import Loader
+    from mpd_agl.data.types import FrameConfig
+
+    frames = FrameConfig(num_steps=a.num_steps) if a.num_steps else None
+    data = load_dataset(a.data or "mnist5k", "train", data_dir=a.data_dir, frames=frames)
+    index_N = np.random.default_rng(0).permutation(len(data))[: a.samples]
+    x, y = Loader(data, batch_size=len(index_N), seed=0, train=False).make(np.sort(index_N), 0)
+    if a.resize is not None:
+        shape = x.shape
+        x = F.interpolate(x.reshape(-1, *shape[-3:]), size=(a.resize, a.resize), mode="bilinear", antialias=True)
+        x = x.reshape(*shape[:-2], a.resize, a.resize)
+    if a.num_steps is not None and x.dim() == 4:
+        x = x.expand(a.num_steps, *x.shape)
+    return x, y
