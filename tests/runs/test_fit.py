@@ -430,3 +430,14 @@ def test_a_sweep_on_own_files_holds_out_a_tenth(here):
     base = resolve({"data": {"name": "npz", "data_dir": "d.npz"}, "train": {"batch_size": 8}})
     settings = sweeps.SweepConfig.model_construct(tune_on="validation")
     assert sweeps._scored(settings, base).data.holdout == 2
+
+
+def test_an_own_network_is_exported(here, capsys):
+    assert train("mynet:build", "--name", "a") == 0
+    assert cli.main(["export", "runs/a", "--format", "nir", "-o", "a.nir"]) == 2
+    assert "this needs a network of mpd-agl" in capsys.readouterr().err
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    assert cli.main(["export", "runs/a", "--format", "onnx", "-o", "a.onnx"]) == 0
+    assert "T=2, any batch size" in capsys.readouterr().out
+    assert (here / "a.onnx").stat().st_size > 1000

@@ -55,13 +55,10 @@ def run(argv: list[str]) -> int:
     from mpd_agl.interop.onnx import export_onnx
     from mpd_agl.models import Network
 
-    difference = export_onnx(
-        trained.net if isinstance(trained.net, Network) else trained.net.traced,
-        a.out,
-        example=torch.randn(*([T] if frames else []), 2, shape[-1], *shape[-3:-1]),
-        frames=frames,
-        int8=a.int8,
-    )
+    own = None if isinstance(trained.net, Network) else trained.net
+    example = None if own is None else torch.randn(*([T] if frames else []), 2, shape[-1], *shape[-3:-1])
+    net = trained.net if own is None else own.traced
+    difference = export_onnx(net, a.out, example=example, frames=frames, int8=a.int8)
     checked = "not checked: onnxruntime is not installed"
     if difference is not None:
         checked = f"checked with ONNX Runtime, largest difference {difference:.1e}"

@@ -61,7 +61,7 @@ class RunRecord:
 
     @property
     def method(self) -> str:
-        """The method, `ann`, or `own`: an own network goes by the configuration's method only if its factory took it."""
+        """The method, `ann`, or `own`; an own network has the configuration's method only if its factory took it."""
         model, own = self.config["model"], "class" in self.network
         if own and "method" not in self.network.get("options", {}):
             return "own"

@@ -49,7 +49,7 @@ def start(
     sets: Sets | None = None,
     own: OwnNetwork | None = None,
 ) -> RunRecord:
-    """Train from the beginning, in a new run folder; `sets` and `own` stand in for the configuration's data, network."""
+    """Train from the beginning, in a new run folder; `sets` and `own` replace the configuration's data and network."""
     run = build_run(config, ranks=ranks, sets=sets, own=own)
     with RunFolder.create(path, overwrite=overwrite) if ranks.first else RunFolder(path) as folder:
         return _train(run, folder, display, "started")
