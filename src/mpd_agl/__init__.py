@@ -10,11 +10,26 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 
+_NAMES = {
+    "adapt": ("mpd_agl.adapt", ""),
+    "release": ("mpd_agl.adapt", "release"),
+    "diagnose": ("mpd_agl.analysis", "diagnose"),
+    "Monitor": ("mpd_agl.analysis", "Monitor"),
+    "create_model": ("mpd_agl.models", "create_model"),
+    "fit": ("mpd_agl.runs.fit", "fit"),
+}
+"""What a user calls most, and where it stands; the room `adapt` can itself be called."""
+
+
 def __getattr__(name: str) -> Any:
-    """`mpd_agl.adapt(net, batch)`, `release(net)`, `fit(net, data, ...)`: torch is imported when they are asked for."""
-    if name == "fit":
-        return import_module("mpd_agl.runs.fit").fit
-    if name not in ("adapt", "release"):
+    """`mpd_agl.adapt(net, batch)` and the others: torch is imported when one of them is asked for."""
+    if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = import_module("mpd_agl.adapt")
-    return room if name == "adapt" else room.release
+    room, attribute = _NAMES[name]
+    found = import_module(room)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    """Those names too."""
+    return [*globals(), *_NAMES]
