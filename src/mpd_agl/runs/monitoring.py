@@ -49,16 +49,16 @@ class Watch:
         """A layer is named once when it falls under a threshold, and again only after it has recovered."""
         found, standing = [], set()
         for layer, seen in taken.layers.items():
-            for kind, value, limit, text in (
-                ("silent", mean(seen.rate_T), self.config.silent_below, "is almost silent: firing rate"),
+            for kind, values, limit, text in (
+                ("silent", seen.rate_T, self.config.silent_below, "is almost silent: firing rate"),
                 (
                     "unavailable",
-                    mean(seen.available_T),
+                    seen.available_T,
                     self.config.available_below,
                     "gets little gradient: available share",
                 ),
             ):
-                if value < limit:
+                if values and (value := mean(values)) < limit:  # a surrogate without a width has no available share
                     standing.add(f"{kind}:{layer}")
                     if f"{kind}:{layer}" not in self._warned:
                         words = f"layer {layer} {text} {100 * value:.2f} %, under {100 * limit:g} %"
@@ -107,7 +107,7 @@ def means(taken: Snapshot) -> dict[str, float]:
     layers = taken.layers.values()
     return {
         "firing": mean([mean(s.rate_T) for s in layers]),
-        "gradient-available": mean([mean(s.available_T) for s in layers]),
+        "gradient-available": mean([mean(s.available_T) for s in layers if s.available_T] or [0.0]),
     }
 
 
