@@ -162,11 +162,9 @@ def rates(run: Run) -> Section:
     return Section("rates", "Firing rates", sentence, panels)
 
 
-def affine(run: Run) -> Section | None:
+def affine(run: Run) -> Section:
     """gamma and beta: layer means over training, all channels of the first layer, the spread in every layer now."""
-    names, panels = [n for n in run.layers if series(run, n, "gamma_bar")[-1] is not None], []
-    if len(names) < len(run.layers):  # neurons of other libraries, or without a norm
-        return None
+    names, panels = run.layers, []
     detailed = run.detailed
     for key, letter in (("gamma", "γ"), ("beta", "β")):
         figure, (axes,) = draw.new(height=3.0)

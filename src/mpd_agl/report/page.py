@@ -28,8 +28,8 @@ def sections(run: Run) -> list[Section]:
     if run.snapshots:
         found += [widths(run), availability(run), membranes(run), rates(run)]
     found += [energies(run), convs(run)]
-    if run.snapshots:
-        found.append(affine(run))
+    if run.snapshots and all(layer["gamma_bar"] is not None for layer in run.snapshots[-1]["layers"].values()):
+        found.append(affine(run))  # neurons of other libraries, and those without a norm, have no gamma
     return [s for s in found if s is not None]
 
 
