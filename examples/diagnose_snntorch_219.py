@@ -1,7 +1,8 @@
 """A network of four convolutions that stays at chance, its output silent: snnTorch (its issue 219).
 
 Without a norm the potentials of the deeper layers never reach the threshold. Counted spikes of the last layer are the
-output, and there are none: python examples/diagnose_snntorch_219.py
+output, and there are none. Adapted, the layers fire; what is left of the gradient's fading comes from fast_sigmoid,
+whose area is 2/25 of a spike's: python examples/diagnose_snntorch_219.py
 """
 
 import sys

@@ -197,11 +197,11 @@ def test_nothing_is_touched():
         frozen = [p.requires_grad for p in net.parameters()]
         twin = copy.deepcopy(net)
         keys = [set(m.__dict__) for m in net.modules()]
-        before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+        before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())  # noqa: NPY002
         diagnose(net, x, y)
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
-        assert np.array_equal(np.random.get_state()[1], before[2])
+        assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
         assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
         assert modes == [m.training for m in net.modules()]
         assert frozen == [p.requires_grad for p in net.parameters()]

@@ -342,7 +342,7 @@ def _gradient(rows: Sequence[Layer], cures: Cures) -> list[Finding]:
             limit=VANISHED if has_vanished else EXPLODED,
             figure=f"its norm at the first layer is {said}; "
             f"it changes most from {behind} back to {front}, by {factor:.2g}",
-            why="The first layers hardly learn, so the last ones learn on features that stay random."
+            why="The first layers hardly learn, with Adam less so: the last ones learn on features that stay random."
             if has_vanished
             else "A learning rate that suits the last layers throws the first ones about.",
             cure=cures.fading(row) if has_vanished else cures.growing(row),

@@ -312,9 +312,11 @@ class ForeignLayer:
         self.sums_of, self.detail, self.name = sums_of, detail, name
         self.neuron, self.spike = neuron, spike
         spike.watchers.append(self.saw)
+        self._handle = neuron.register_forward_hook(Hook(self.ran))
 
     def detach(self) -> None:
         """No longer watch it; the last of several monitors puts the neuron's own function back."""
+        self._handle.remove()
         self.spike.watchers.remove(self.saw)
         if self.spike.only_watches and not self.spike.watchers:
             take_out(self.neuron, self.spike)
@@ -346,6 +348,15 @@ class ForeignLayer:
         sums.follow("in", u, t, time_first=False)
         if self.detail and values:
             self._details(sums, t, u_N + v_th, fired)
+
+    def ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A fused neuron shows potentials without a graph: there, the gradient is its whole output's."""
+        if getattr(self.spike, "fusion", None) is None or not isinstance(output, Tensor):
+            return
+        adapter, sums = adapter_of(module), self.sums_of(self.name, module.training)
+        if adapter is not None and sums is not None:
+            is_sequence = adapter.steps(module, args, {}) is not None
+            sums.follow("out", output, self.spike._time, time_first=is_sequence)
 
     def _facts(self, sums: Sums) -> None:
         adapter = adapter_of(self.neuron)
