@@ -103,7 +103,7 @@ def test_measured_widths_follow_the_potential():
     ((_, neuron, injected),) = adaptive_spikes(net)
     seen = []
     first = injected.measured.var_T.clone()
-    injected.watcher = lambda t, u, s: seen.append(u + neuron.v_th)
+    injected.watchers = [lambda t, u, s: seen.append(u + neuron.v_th)]
     net(3 * batch(1))  # measured, for the sequences that follow
     torch.testing.assert_close(injected.kappa_T, 2 * first.sqrt())
     new = torch.stack(seen).flatten(1).var(1, correction=0)
@@ -287,7 +287,7 @@ def test_single_steps_are_counted_by_the_state():
 
     adapt(net, batch(), forward=run)
     ((_, _, injected),) = adaptive_spikes(net)
-    injected.watcher = lambda t, u, s: steps.append(t)
+    injected.watchers = [lambda t, u, s: steps.append(t)]
     run(net, batch(), chunk=2)
     run(net, batch())
     assert steps == [0, 1, 2, 3] * 2

@@ -231,7 +231,7 @@ def test_one_snntorch_neuron_for_two_layers_keeps_two_times():
     assert "2 times" in row.note
     steps: list[int] = []
     ((_, _, injected),) = adaptive_spikes(net)
-    injected.watcher = lambda t, u, s: steps.append(t)
+    injected.watchers = [lambda t, u, s: steps.append(t)]
     net(images())
     assert steps == [0, 0, 1, 1, 2, 2, 3, 3]
 
