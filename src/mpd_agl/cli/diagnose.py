@@ -1,18 +1,15 @@
 """`mpd-agl diagnose module:factory`: what ails your own spiking network, and the line that cures it."""
 
 import argparse
-import importlib
 import json
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 EXAMPLES = """examples:
   mpd-agl diagnose mynet:build                                   on digits (28 x 28, one channel)
@@ -59,54 +56,16 @@ def run(argv: list[str]) -> int:
     import torch
 
     from mpd_agl.analysis import diagnose
+    from mpd_agl.runs.own_network import call_factory
 
     torch.manual_seed(a.seed)
-    net = build(a.factory)
+    net = call_factory(a.factory, {}).net
     x, y = _from_file(a.batch) if a.batch is not None else _from_data(a)
     diagnosis = diagnose(net, x, y)
     if a.plot is not None:
         diagnosis.plot(a.plot)
     print(json.dumps(diagnosis.to_dict(), indent=1) if a.json else str(diagnosis))
     return 0 if diagnosis.healthy else 1
-
-
-def build(name: str) -> "nn.Module":
-    """Import the module, from the working directory too, and call its factory."""
-    from torch import nn
-
-    module_name, colon, factory_name = name.partition(":")
-    if not (module_name and colon and factory_name):
-        raise InputError(f"the network is named MODULE:FACTORY, got {name!r}. In mynet.py, build() is mynet:build.")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise InputError(f"{module_name} needs the module {error.name}, which is not installed.") from error
-        raise InputError(
-            f"there is no module {error.name!r} in {here} or among the installed ones. Start the command in its folder."
-        ) from error
-    except Exception as error:
-        raise InputError(f"{module_name} failed on import with {_words(error)}. Mend it first.") from error
-    found: Any = module
-    for part in factory_name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise InputError(f"{module_name} has no callable {factory_name!r}. It has: {', '.join(known[:12]) or 'none'}.")
-    try:
-        net = found()
-    except Exception as error:
-        raise InputError(f"{name} failed with {_words(error)}. A factory takes no arguments.") from error
-    if not isinstance(net, nn.Module):
-        raise InputError(f"{name} must return an nn.Module, got {type(net).__name__}.")
-    return net
-
-
-def _words(error: Exception) -> str:
-    """An error of the user's code, in short."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _from_file(path: Path) -> "tuple[Tensor, Tensor | None]":
