@@ -71,7 +71,7 @@ def test_json_and_a_batch_of_ones_own(here, capsys):
         ("some_net", "named MODULE:FACTORY, got 'some_net'"),
         ("nowhere:build", "there is no module 'nowhere'"),
         ("broken_net:build", "the module broken_net failed with ZeroDivisionError: division by zero"),
-        ("needy_net:build", "needy_net needs the module no_such_library"),
+        ("needy_net:build", "needy_net needs the module 'no_such_library'"),
         ("some_net:nothing", "no function or class 'nothing'. It has create_model, healthy"),
         ("some_net:fails", "some_net:fails() failed with KeyError: 'channels'"),
         ("some_net:number", "must return a torch.nn.Module, got int"),
