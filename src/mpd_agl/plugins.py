@@ -8,30 +8,40 @@ A plugin's pyproject.toml names a function without arguments, which registers wh
 
 import os
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from mpd_agl.errors import InputError
 
 GROUP = "mpd_agl.plugins"
 
 
-@cache
+_loaded: dict[str, InputError | None] = {}
+
+
 def load_plugins() -> tuple[str, ...]:
     """Let every installed plugin register what it adds, once per process; the names of the plugins.
 
-    `MPD_AGL_PLUGINS=0` in the environment leaves all of them out. A plugin that fails is named, so that it can be
-    mended or removed.
+    `MPD_AGL_PLUGINS=0` in the environment leaves all of them out. A plugin that fails is named, each time that plugins
+    are asked for, so that it can be mended or removed.
     """
     if os.environ.get("MPD_AGL_PLUGINS") == "0":
         return ()
-    names = []
-    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
-        try:
-            point.load()()
-        except Exception as error:
-            raise InputError(
-                f"the plugin {point.name!r} ({point.value}) failed: {type(error).__name__}: {error}. "
-                "Mend it, uninstall it, or set MPD_AGL_PLUGINS=0 to leave plugins out."
-            ) from error
-        names.append(point.name)
-    return tuple(names)
+    for point in _points():
+        if point.name not in _loaded:
+            try:
+                point.load()()
+                _loaded[point.name] = None
+            except Exception as error:
+                _loaded[point.name] = InputError(
+                    f"the plugin {point.name!r} ({point.value}) failed: {type(error).__name__}: {error}. "
+                    "Mend it, uninstall it, or set MPD_AGL_PLUGINS=0 to leave plugins out."
+                )
+    for failure in _loaded.values():
+        if failure is not None:
+            raise failure
+    return tuple(_loaded)
+
+
+@cache
+def _points() -> tuple[EntryPoint, ...]:
+    return tuple(sorted(entry_points(group=GROUP), key=lambda p: p.name))

@@ -7,7 +7,7 @@ import torch
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, FixedWidth, MPDWidth, SpikingBlock
+from mpd_agl.nn import LIF, PLIF, FixedWidth, MPDWidth, SpikingBlock, recompute
 
 SHAPES = {
     "(T,N,F)": (3, 7, 5),
@@ -166,3 +166,72 @@ def test_half_a_threshold_learns():
 def test_bad_input_is_one_sentence(make, sentence):
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_a_state_is_no_first_step():
+    """Pieces of a sequence have the widths of the whole: the first step of a later piece is not t = 1 of Theorem 2."""
+    torch.manual_seed(0)
+    block = SpikingBlock(torch.nn.Linear(5, 6, bias=False), tau=0.8).eval()
+    x, g = current((4, 3, 5)), current((4, 3, 6), 2)
+    (want,) = torch.autograd.grad((block(x) * g).sum(), block.synapse.weight)
+    first, state = block(x[:2], state=None)
+    second, _ = block(x[2:], state=state)
+    (got,) = torch.autograd.grad((torch.cat([first, second]) * g).sum(), block.synapse.weight)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_norm_is_frozen():
+    block = SpikingBlock(torch.nn.Linear(5, 6, bias=False))
+    block.norm.eval()
+    x = current((3, 8, 5))
+    out = block(x)
+    assert float(block.norm.running_mean.abs().sum()) == 0
+    assert torch.equal(out, block.eval()(x))
+
+
+def test_recompute_repeats_the_measured_widths():
+    torch.manual_seed(0)
+    linear, neuron = torch.nn.Linear(5, 6), LIF(method="mpd-agl")
+
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.neuron = linear, neuron
+
+        def forward(self, x_TNF, num_steps=None):
+            return self.neuron(self.linear(x_TNF))
+
+    part = Part()
+    for _ in range(12):
+        x = current((3, 8, 5))
+        twin = copy.deepcopy(part)
+        twin.neuron._sequences = part.neuron._sequences
+        (want,) = torch.autograd.grad(twin(x).sum(), twin.linear.weight)
+        (got,) = torch.autograd.grad(recompute([part], x, 3).sum(), part.linear.weight)
+        torch.testing.assert_close(got, want)
+
+
+def test_a_current_without_channels_and_one_step_alone():
+    neuron = LIF(method="mpd-agl")
+    assert neuron(current((3, 40))).shape == (3, 40)
+    assert neuron.step(current((40,)))[0].shape == (40,)
+
+
+def test_a_given_neuron_sets_the_scale_of_the_norm_and_keeps_its_axis():
+    assert SpikingBlock(torch.nn.Linear(5, 6), neuron=LIF(v_th=1.0)).norm.v_th == 1.0
+    with pytest.raises(InputError, match="channels are on axis 2, got a neuron with channel_dim=-1"):
+        SpikingBlock(torch.nn.Conv2d(3, 8, 3), neuron=LIF(channel_dim=-1))
+
+
+def test_measured_moments_keep_their_shape_and_are_not_moved_by_evaluation():
+    neuron, other = LIF(method="mpd-agl"), LIF(method="mpd-agl")
+    shapes = {k: v.shape for k, v in neuron.state_dict().items()}
+    neuron(current((4, 50, 6)))
+    assert {k: v.shape for k, v in neuron.state_dict().items()} == shapes
+    other.load_state_dict(neuron.state_dict())
+    assert other.measured.known == 4
+    before = neuron.measured.var.clone()
+    neuron.eval()(9 * current((2, 50, 6)))
+    assert torch.equal(neuron.measured.var, before)
+    neuron.train()(current((6, 50, 6)))  # two more steps: the first four are kept
+    assert neuron.measured.known == 6

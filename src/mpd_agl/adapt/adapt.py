@@ -107,6 +107,8 @@ class Adaptation:
         console = Console(file=out, width=240, color_system=None, legacy_windows=False)
         console.print(table)
         notes = [f"{r.layer}: {r.note}." for r in self.layers if r.note]
+        if fused := sum(bool(r.fused) for r in self.layers):
+            notes.insert(0, f"{fused} of {len(self.layers)} layers are fused.")
         notes += [f"{r.layer} ({r.neuron}) was not adapted: {r.reason}." for r in self.not_adapted]
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
         return "\n".join(lines + notes)
@@ -186,11 +188,13 @@ def adapt(
             take_out(neuron, spike)
     if adaptive_spikes(net):
         raise InputError("the network is adapted already. Call release(net) first to adapt it anew.")
+    _check(net, batch)
     rule = None if method is None else get_method(method)
     shape = surrogate if surrogate is not None else None if rule is None else rule.surrogate
     ours = None if shape is None else get_surrogate(shape)
     if calibrate is True:
         calibration.check_untrained(net)
+    as_it_came = [(p, p.detach().clone()) for p in net.parameters()] if calibrate is not False else []
     layers, refused = _install(net, ours)
     name = "their own widths" if rule is None else rule.name
     if not layers:
@@ -225,6 +229,9 @@ def adapt(
         for layer in layers:
             if layer.spike.handles:
                 _uninstall(layer.neuron, layer.spike, layer.adapter)
+        with torch.no_grad():  # what calibration has scaled so far
+            for parameter, value in as_it_came:
+                parameter.copy_(value)
         raise
     for layer in ran:  # the rehearsal gave thresholds that are buffers back, too
         if (fit := fits.get(layer.name)) is not None and fit.v_th is not None:
@@ -294,7 +301,29 @@ def _step_only(adapter: Adapter, neuron: nn.Module, reason: str) -> Shape | str:
 
 
 def _runner(net: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], object] | None) -> Run:
-    return lambda: (forward or default_forward)(net, batch)
+    """A pass over the batch; what the network says of a batch that it cannot take becomes a sentence."""
+
+    def run() -> object:
+        try:
+            return (forward or default_forward)(net, batch)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, InputError):
+                raise
+            words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(
+                f"net(batch) failed with {words}. Pass a batch as you train with (tensors), or forward= with your loop."
+            ) from error
+
+    return run
+
+
+def _check(net: Any, batch: Any) -> None:
+    """Refuse what is no network, and a batch with NaN or Inf: calibration would carry it into the weights."""
+    if not isinstance(net, nn.Module):
+        raise InputError(f"adapt takes a network, a torch.nn.Module, got {type(net).__name__}.")
+    for part in batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else [batch]:
+        if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise InputError("the batch holds NaN or Inf values. Correct the data; nothing was changed.")
 
 
 def _set_width(

@@ -163,7 +163,8 @@ class Tracer:
             synapses += [f for f in behind if f is not None and isinstance(f[1], SYNAPSES)]
         layer.synapses = synapses
         only_norms = len(layer.norms) == len(found) > 0
-        layer.predictable = only_norms and between <= _MOVES | {"Add"} and (len(found) == 1 or "Add" in between)
+        # A sum of one norm with itself or with a constant has other moments than that norm's.
+        layer.predictable = only_norms and between <= _MOVES | {"Add"} and (len(found) > 1) == ("Add" in between)
         layer.is_direct = only_norms and len(found) == 1 and between <= _MOVES
 
 

@@ -222,10 +222,7 @@ class AdaptiveSpike(nn.Module):
     def _measured_moments(self, kind: Moments, num_steps: int) -> tuple[Tensor, Tensor]:
         """Of as many steps as asked for: the last one stands for those that were never measured."""
         assert self.measured is not None
-        mean_T, std_T = self.measured.moments(kind)
-        if (missing := num_steps - mean_T.shape[0]) > 0:
-            mean_T, std_T = (torch.cat([m, m[-1:].expand(missing)]) for m in (mean_T, std_T))
-        return mean_T[:num_steps], std_T[:num_steps]
+        return self.measured.moments(kind, num_steps)
 
     def _predicted_moments(
         self, membrane: Membrane, tau: Tensor, kind: Moments, num_steps: int

@@ -5,7 +5,6 @@ that `mpd_agl.adapt` reads has a surrogate function that sees every potential. G
 """
 
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -117,7 +116,7 @@ class Sums:
         self.inputs = inputs.tolist()
         for place, rows in (("out", out.view(T, 2)), ("in", in_.view(T, 2))):
             if float(rows[:, 1].sum()):
-                self.grads[place] = rows[rows[:, 1] > 0]
+                self.grads[place] = rows
 
 
 def _sum(a_TK: Tensor | None, b_TK: Tensor) -> Tensor:
@@ -202,12 +201,13 @@ class OwnLayer:
         if sums is None or seen is None:
             return
         neuron, x_SNC = self.neuron, seen.x_SNC.detach()
-        T, C = seen.kappa_T.shape[0], x_SNC.shape[2 if self.block is not None else neuron.channel_dim]
+        axis = 2 if self.block is not None else neuron.channel_axis(x_SNC)
+        T, C = seen.kappa_T.shape[0], x_SNC.shape[axis]
         to_current = seen.current_map or (x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C))
         kappa_T = self._widths(seen, T)
         state: dict[str, Any] = {} if seen.kept_0 is None else {"kept_0": seen.kept_0.detach()}
         if seen.v_TNC is None:
-            options = {"backend": neuron.backend, **neuron.probed(), **state}
+            options = {"backend": neuron.backend, **neuron.probed(), **state, "channel_dim": axis}
             sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, **options)
         else:
             sums_T6 = _sums_of_potentials(seen.v_TNC, x_SNC, kappa_T, neuron.v_th)
@@ -229,15 +229,16 @@ class OwnLayer:
         """The pass's own, or those that it would have had with gradients."""
         if seen.has_width:
             return seen.kappa_T.detach()
-        neuron, measured, calls = self.neuron, copy.deepcopy(self.neuron.measured), self.neuron._calls
+        neuron, training = self.neuron, self.neuron.training
+        neuron.training = False  # a look must not move the running moments
         try:
             with torch.enable_grad():
                 if self.block is None:
                     return neuron.kappa(seen.x_SNC.detach(), num_steps, seen.kept_0).detach()
                 x = "i_SNC" if seen.current_map is None else "x_SNC"
                 return self.block.kappa(num_steps, **{x: seen.x_SNC.detach()}).detach()
-        finally:  # a look must not move the running moments
-            neuron.measured, neuron._calls = measured, calls
+        finally:
+            neuron.training = training
 
     def _facts(self, sums: Sums, num_steps: int) -> None:
         neuron = self.neuron
@@ -264,7 +265,7 @@ class OwnLayer:
         """Histograms, and the spikes of each channel; of several uses the last."""
         neuron, x_SNC, T = self.neuron, seen.x_SNC.detach(), seen.kappa_T.shape[0]
         v_th = sums.facts["v_th"]
-        axis = 2 if self.block is not None else neuron.channel_dim
+        axis = 2 if self.block is not None else neuron.channel_axis(x_SNC)
         plain = neuron.reset == "hard" and not neuron.decay_input and axis == 2 and not state
         sums.samples = counted_samples(x_SNC[0, 0].numel(), x_SNC.shape[1])
         if plain and isinstance(neuron.v_th, float) and not neuron.tau.dim():

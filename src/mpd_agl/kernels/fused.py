@@ -414,7 +414,8 @@ def neuron(
     lies = _by_channel(i.shape, min(2, i.dim() - 1)) if torch.compiler.is_compiling() else _as_it_lies(i, channel_dim)
     layout = lies if call.is_uniform else _by_channel(i.shape, channel_dim)
     one_C = torch.ones(layout.inner, dtype=torch.float32, device=i.device)
-    vectors = one_C, torch.zeros_like(one_C), torch.zeros_like(one_C), one_C
+    # Four tensors of their own: torch.compile takes no tensor twice.
+    vectors = one_C, torch.zeros_like(one_C), torch.zeros_like(one_C), torch.ones_like(one_C)
     s, _, _, kept = _run(i, vectors, (1.0, 0.0, False), call, layout)
     if layout.axes != lies.axes and not torch.compiler.is_compiling():
         s = lies.back(lies.rows(s), i.shape[1:])

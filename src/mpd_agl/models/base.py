@@ -215,7 +215,8 @@ class Network(nn.Module):
             )
         # A spike hides a NaN, so the input is looked at. Elsewhere than on a CPU that would wait for the device: see
         # `forward`.
-        if x.device.type == "cpu" and not part and not torch.compiler.is_compiling() and not torch.isfinite(x.sum()):
+        looks = x.device.type == "cpu" and not part and not torch.compiler.is_compiling()
+        if looks and not torch.isfinite(x.sum(dtype=torch.float32)):
             bad = int((~torch.isfinite(x)).sum())
             raise InputError(f"the input holds {bad} NaN or Inf values. Check the data and its normalisation.")
         if x.dim() == 4:

@@ -57,8 +57,8 @@ def get_model(name: str) -> Entry:
 def list_models() -> list[str]:
     """Names that `create_model` takes.
 
-    >>> list_models()
-    ['cnn8', 'resnet18', 'resnet19', 'vgg11', 'vgg13', 'vgg16', 'vggsnn']
+    >>> "resnet19" in list_models()
+    True
     """
     return sorted(MODELS)
 

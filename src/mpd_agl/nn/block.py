@@ -38,6 +38,15 @@ def out_features(synapse: nn.Module) -> int:
     raise InputError(f"a synapse must be nn.Conv2d or nn.Linear, got {type(synapse).__name__}.")
 
 
+def _threshold_of(neuron: nn.Module) -> float:
+    """The threshold that tdBN scales to: a given neuron's own, the mean where each channel has one."""
+    if isinstance(neuron, Neuron) and neuron.channel_dim != 2:
+        raise InputError(
+            f"a block's channels are on axis 2, got a neuron with channel_dim={neuron.channel_dim}. Leave it out."
+        )
+    return float(torch.as_tensor(neuron.v_th).detach().mean())
+
+
 class Current(nn.Module):
     """Synapse and tdBN without a neuron: a normalised current, which a block adds to its own (Zheng et al. 2021)."""
 
@@ -93,6 +102,8 @@ class SpikingBlock(nn.Module):
         super().__init__()
         rule = get_method(method)
         self.synapse = synapse
+        if neuron is not None:
+            v_th = _threshold_of(neuron)
         made = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha) if norm is None else norm
         self.norm = made  # type: ignore[assignment]
         if neuron is None:
@@ -114,29 +125,39 @@ class SpikingBlock(nn.Module):
         found = [None if norm is None else affine_of(norm) for norm in norms]
         return [a for a in found if a is not None] if None not in found else []
 
-    def kappa(self, num_steps: int, *, x_SNC: Tensor | None = None, i_SNC: Tensor | None = None) -> Tensor:
+    def kappa(
+        self,
+        num_steps: int,
+        *,
+        x_SNC: Tensor | None = None,
+        i_SNC: Tensor | None = None,
+        state: Tensor | None = None,
+    ) -> Tensor:
         """kappa_T from the parameters as they are now.
 
         A rule that needs the potentials of a batch takes them from the synapse's output x, or from the neuron's current
         i.
         """
-        kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC, i_SNC))
+        kappa_T: Tensor = self.width(self._potential(num_steps, x_SNC, i_SNC, state))
         return kappa_T
 
-    def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None) -> Potential:
+    def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None, state: Tensor | None) -> Potential:
         affines = self.affines()
         if isinstance(self.width, MPDWidth) and not torch.compiler.is_compiling():
             for affine in affines:
                 self.width.warn_of(affine.gamma_C)
         known = x_SNC is not None or i_SNC is not None
-        observe = partial(self._observed_sums, num_steps, x_SNC, i_SNC) if known else None
-        return potential_of(self.neuron, num_steps, affines, observe, needs_batch=self.width.needs_batch)
+        observe = partial(self._observed_sums, num_steps, x_SNC, i_SNC, state) if known else None
+        needs, carried = self.width.needs_batch, state is not None
+        return potential_of(self.neuron, num_steps, affines, observe, needs_batch=needs, carried=carried)
 
-    def _observed_sums(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None) -> PotentialSums:
+    def _observed_sums(
+        self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None, state: Tensor | None
+    ) -> PotentialSums:
         """The sums of the potentials of the batch at hand, over all processes that share it."""
         neuron = self.neuron
         if i_SNC is not None:
-            sums = neuron.observe(i_SNC, num_steps)
+            sums = neuron.observe(i_SNC, num_steps, state)
         else:
             assert x_SNC is not None
             sums_T6 = self.observe(x_SNC, torch.ones(num_steps, device=x_SNC.device))
@@ -170,7 +191,8 @@ class SpikingBlock(nn.Module):
         if not torch.is_grad_enabled() or self.norm is None:
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
-            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC)
+            kept_0 = None if state is NOT_ASKED else state
+            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC, state=kept_0)
         if i_SNC is None:
             return self._fused_step(x_SNC, kappa_T, T, residual)
         return self._step(i_SNC, kappa_T, residual, state)
@@ -184,7 +206,8 @@ class SpikingBlock(nn.Module):
         neuron: nn.Module = self.neuron
         if not isinstance(norm, TdBatchNorm) or not isinstance(neuron, Neuron) or not neuron.is_fused:
             return False
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (norm, neuron))
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        hooked = any(getattr(m, name) for m in (norm, neuron) for name in hooks)
         return not hooked and not self.currents and state is NOT_ASKED
 
     def _current(self, x_SNC: Tensor, num_steps: int, current_inputs: Sequence[Tensor]) -> Tensor:
@@ -228,7 +251,7 @@ class SpikingBlock(nn.Module):
             neuron.tau,
             kappa_T,
             num_steps=num_steps,
-            batch_stats=self.training,
+            batch_stats=norm.training,
             residual=residual,
             norm_v_th=norm.v_th,
             alpha=norm.alpha,
@@ -238,14 +261,14 @@ class SpikingBlock(nn.Module):
             shared=shared,
             **neuron.dynamics(),
         )
-        if self.training:
+        if norm.training:
             count = num_steps * x_SNC[0].numel() // x_SNC.shape[2]
             norm.track(mean_C, var_C, count if shared is None else shared.total * (num_steps // x_SNC.shape[0]))
         return s_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
         """The statistics of a training batch that other processes hold parts of."""
-        if not self.training or self.norm is None or self.norm.replicas is None:
+        if self.norm is None or not self.norm.training or self.norm.replicas is None:
             return None
         return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
 
@@ -298,7 +321,7 @@ class SpikingBlock(nn.Module):
         shared = self._shared_moments(x_SNC)
         if shared is not None:
             mean_C, var_C = shared.mean_C, shared.var_C
-        elif self.training:
+        elif norm.training:
             mean_C, var_C = kernels.moments(x_SNC, backend=self.neuron.backend)
         return mean_C, norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps), norm.bias
 

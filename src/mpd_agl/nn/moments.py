@@ -99,6 +99,11 @@ def predicted(
     if not affines:
         raise InputError("the potential's moments are predicted from a norm, got none. Measure them instead.")
     tau = tau.detach().mean()  # a decay per channel: the layer's mean
+    affines = [Affine(a.gamma_C.to(tau.device), a.beta_C.to(tau.device), a.scale) for a in affines]
+    if kind == "exact" and len({len(a.gamma_C) for a in affines}) == 1:
+        # One current per channel: its variance is the sum of theirs, its mean the sum of their betas.
+        squares_C = torch.stack([(a.gamma_C * a.scale).square() for a in affines]).sum(0)
+        affines = [Affine(squares_C.sqrt(), torch.stack([a.beta_C for a in affines]).sum(0), 1.0)]
     parts = [core.input_moments(a.gamma_C, a.beta_C, v_th=a.scale, moments=kind) for a in affines]
     if len(parts) == 1:
         mean, std = parts[0]
@@ -110,34 +115,57 @@ def predicted(
     return core.potential_moments(mean, std, tau, num_steps, leak=leak)
 
 
+CAPACITY = 64
+"""Timesteps that are measured; the last of them stands for those behind it. The buffers' shape never changes."""
+
+
 class MeasuredMoments(nn.Module):
     """Running mean and variance of the potential at each timestep, measured on the training batches.
 
-    They are buffers, so they are saved, moved and copied with the network. The first batch sets them; later ones move
-    them by `momentum`. `update` shares the sums between the processes of `share_batch`.
+    They are buffers, so they are saved, moved, averaged and copied with the network. The first batch that has a
+    timestep sets its moments; later ones move them by `momentum`. Sums are shared between the processes of
+    `share_batch`.
 
-    >>> measured = MeasuredMoments(num_steps=2)
+    >>> measured = MeasuredMoments()
     >>> measured.update(torch.tensor([[0.0, 2.0], [1.0, 1.0]]))
     >>> measured.moments()
     (tensor([1., 1.]), tensor([1., 0.]))
     """
 
-    mean_T: Tensor
-    var_T: Tensor
-    batches: Tensor
+    mean: Tensor
+    var: Tensor
+    steps: Tensor
     replicas: Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
-    def __init__(self, num_steps: int = 0, momentum: float = 0.1) -> None:
+    def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
         if not 0 < momentum <= 1:
             raise InputError(
                 f"momentum must lie in (0, 1], got {momentum}. The default is 0.1, as batch norms take it."
             )
         self.momentum = momentum
-        self.register_buffer("mean_T", torch.zeros(num_steps))
-        self.register_buffer("var_T", torch.ones(num_steps))
-        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(CAPACITY))
+        self.register_buffer("var", torch.ones(CAPACITY))
+        self.register_buffer("steps", torch.tensor(0))
+        self._known: int | None = 0
+
+    @property
+    def known(self) -> int:
+        """Timesteps that were measured so far. Read from the buffer once after it was loaded."""
+        if self._known is None:
+            self._known = int(self.steps)
+        return self._known
+
+    @property
+    def mean_T(self) -> Tensor:
+        """Mean at each timestep that was measured."""
+        return self.mean[: self.known]
+
+    @property
+    def var_T(self) -> Tensor:
+        """Variance at each timestep that was measured."""
+        return self.var[: self.known]
 
     @torch.no_grad()
     def update(self, v_TM: Tensor) -> None:
@@ -148,35 +176,46 @@ class MeasuredMoments(nn.Module):
     @torch.no_grad()
     def update_sums(self, sums: PotentialSums) -> None:
         """Take in the sums of a batch."""
-        T = sums.sum_T.shape[0]
-        both_2T = torch.stack([sums.sum_T, sums.square_T]).double()
-        total: Tensor | float = float(sums.values)
-        if self.replicas is not None:
-            *flat, total = self.replicas.sum(torch.cat([both_2T.flatten(), both_2T.new_tensor([sums.values])]))
-            both_2T = torch.stack(flat).view(2, T)
-        mean_T = both_2T[0] / total
-        var_T = (both_2T[1] / total - mean_T.square()).clamp_min(0)
-        mean_T, var_T = (a.to(self.mean_T) for a in (mean_T, var_T))
-        if self.mean_T.shape[0] != T:  # the first batch, or another number of timesteps
-            self.mean_T, self.var_T = mean_T, var_T
-            self.batches.fill_(1)
-            return
-        # The first batch sets the moments: its weight is 1.
-        weight = torch.where(self.batches == 0, 1.0, self.momentum).to(mean_T)
-        self.mean_T.lerp_(mean_T, weight)
-        self.var_T.lerp_(var_T, weight)
-        self.batches.add_(1)
+        T, old = min(sums.sum_T.shape[0], CAPACITY), self.known
+        mean_T, var_T = (a[:T].to(self.mean) for a in moments_of(sums, self.replicas))
+        both = min(old, T)
+        self.mean[:both].lerp_(mean_T[:both], self.momentum)
+        self.var[:both].lerp_(var_T[:both], self.momentum)
+        if old < T:
+            self.mean[old:T], self.var[old:T] = mean_T[old:], var_T[old:]
+            self.steps.fill_(T)
+            self._known = T
 
-    def moments(self, kind: Moments = "exact") -> tuple[Tensor, Tensor]:
-        """mean_T and std_T. They are the potential's own, so both kinds are the same here."""
-        return self.mean_T, self.var_T.sqrt()
+    def moments(self, kind: Moments = "exact", num_steps: int | None = None) -> tuple[Tensor, Tensor]:
+        """mean_T and std_T, of `num_steps` or of all that were measured; the last stands for those that were not.
+
+        They are the potential's own, so both kinds are the same here.
+        """
+        T = self.known if num_steps is None else num_steps
+        found = self.mean_T[:T], self.var_T[:T].sqrt()
+        if (missing := T - self.known) <= 0:
+            return found
+        mean_T, std_T = (torch.cat([a, a[-1:].expand(missing)]) for a in found)
+        return mean_T, std_T
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-        saved = state_dict.get(prefix + "mean_T")
-        if saved is not None and saved.shape != self.mean_T.shape:  # T is known only once a batch was seen
-            self.mean_T, self.var_T = self.mean_T.new_zeros(saved.shape), self.var_T.new_ones(saved.shape)
+        self._known = None  # to be read from what is loaded
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_known": None}
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
-        return f"num_steps={self.mean_T.shape[0]}, momentum={self.momentum}"
+        return f"momentum={self.momentum}"
+
+
+def moments_of(sums: PotentialSums, replicas: Replicas | None = None) -> tuple[Tensor, Tensor]:
+    """mean_T and variance_T from sums, over all processes that share the batch."""
+    both_2T = torch.stack([sums.sum_T, sums.square_T]).double()
+    total: Tensor | float = float(sums.values)
+    if replicas is not None:
+        *flat, total = replicas.sum(torch.cat([both_2T.flatten(), both_2T.new_tensor([sums.values])]))
+        both_2T = torch.stack(flat).view_as(both_2T)
+    mean_T = both_2T[0] / total
+    return mean_T, (both_2T[1] / total - mean_T.square()).clamp_min(0)

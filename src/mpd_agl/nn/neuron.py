@@ -15,14 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import Surrogate, get_surrogate, lif, noisy_spike
+from mpd_agl.core import RESETS, Surrogate, get_surrogate, lif, noisy_spike
 from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, predicted
+from mpd_agl.nn.moments import (
+    CAPACITY,
+    Affine,
+    MeasuredMoments,
+    Potential,
+    PotentialSums,
+    moments_of,
+    predicted,
+)
 from mpd_agl.nn.width import FixedWidth, LSGWidth, Width
 
 Reset = Literal["hard", "soft"]
-RESETS = ("hard", "soft")
 
 NOT_ASKED: Any = object()
 """Stands for a state that the caller did not ask for; None is a state: rest."""
@@ -59,28 +66,29 @@ def potential_of(
     observe: Callable[[], PotentialSums] | None = None,
     *,
     needs_batch: bool = False,
+    carried: bool = False,
 ) -> Potential:
     """What a width rule may know of a neuron's potential.
 
     Its moments are predicted from the norms' `affines`, or else measured.
 
     `neuron` is any module with `tau` and `v_th`. `observe` gives the sums of the potentials of the batch at hand; it is
-    called where a rule needs that batch, and now and then while training to keep the measured moments.
+    called where a rule needs that batch, and now and then while training to keep the measured moments. `carried`: the
+    neuron goes on from a state, so its first step here is not the first of its sequence.
     """
-    tau = neuron.tau
-    assert isinstance(tau, Tensor)
+    tau = torch.as_tensor(neuron.tau)
 
     def moments(kind: Moments) -> tuple[Tensor, Tensor]:
         if affines:
             scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
-            return predicted(affines, tau, num_steps, kind, input_scale=scale)
+            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale)
+            return mean_T[carried:], std_T[carried:]
         if not isinstance(neuron, Neuron) or neuron.measured is None:
             raise InputError(
-                "this width rule needs the moments of the potential, and there is no norm before the neuron to "
-                "predict them "
-                "from. Use SpikingBlock(synapse, norm=...), or give the neuron its method: LIF(method='mpd-agl')."
+                "this width rule needs the moments of the potential, and there is no norm before the neuron to predict "
+                "them from. Use SpikingBlock(synapse, norm=...), or give the neuron its method: LIF(method='mpd-agl')."
             )
-        return neuron.measure(neuron.measured, num_steps, observe).moments(kind)
+        return neuron.measure(neuron.measured, num_steps, observe, carried=carried)
 
     batch = observe() if needs_batch and observe is not None else None
     return Potential(num_steps, neuron.v_th, tau, moments, batch)  # type: ignore[arg-type]
@@ -143,7 +151,7 @@ class Neuron(nn.Module):
         asks = width is not None and not isinstance(width, FixedWidth | LSGWidth)
         self.measured: MeasuredMoments | None = MeasuredMoments() if asks else None
         self.watchers: list[Callable[[Pass], None]] = []
-        self._calls = 0
+        self._sequences = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle of a watched network is not watched.
@@ -195,25 +203,42 @@ class Neuron(nn.Module):
         }
 
     def measure(
-        self, measured: MeasuredMoments, num_steps: int, observe: Callable[[], PotentialSums] | None
-    ) -> MeasuredMoments:
-        """The running moments, brought up to date from the batch at hand where it is time to."""
-        unknown = measured.mean_T.shape[0] != num_steps
-        if observe is not None and (unknown or (self.training and self._calls % MEASURE_EVERY == 0)):
+        self,
+        measured: MeasuredMoments,
+        num_steps: int,
+        observe: Callable[[], PotentialSums] | None,
+        *,
+        carried: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """mean_T and std_T of the potential: the running ones, brought up to date where it is time to.
+
+        They are measured on sequences that start at rest. Where a sequence comes in pieces, what its first piece
+        measured stands for all; evaluation and the second pass of `recompute` measure nothing.
+        """
+        if not self.training or self.repeating or carried or observe is None:
+            if measured.known or observe is None:
+                return measured.moments(num_steps=num_steps)
+            mean_T, var_T = moments_of(observe())  # nothing was measured yet: this batch's own
+            return mean_T.float(), var_T.sqrt().float()
+        if measured.known < min(num_steps, CAPACITY) or self._sequences % MEASURE_EVERY == 0:
             measured.update_sums(observe())
-        if self.training and not self.repeating:
-            self._calls += 1
-        return measured
+        self._sequences += 1
+        return measured.moments(num_steps=num_steps)
 
     @torch.no_grad()
     def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
         """The sums of the potentials that a current gives (`kernels.probe`)."""
-        C = i_SNC.shape[self.channel_dim]
+        axis = self.channel_axis(i_SNC)
+        C = i_SNC.shape[axis]
         zero_C, one_C, one_T = i_SNC.new_zeros(C), i_SNC.new_ones(C), i_SNC.new_ones(num_steps)
-        sums_T6 = kernels.probe(
-            i_SNC, zero_C, one_C, zero_C, self.tau, one_T, backend=self.backend, kept_0=kept_0, **self.probed()
-        )
+        options = {**self.probed(), "channel_dim": axis, "kept_0": kept_0, "backend": self.backend}
+        sums_T6 = kernels.probe(i_SNC, zero_C, one_C, zero_C, self.tau, one_T, **options)
         return PotentialSums(i_SNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3])
+
+    def channel_axis(self, i_SNC: Tensor) -> int:
+        """The channel axis of a current; the last one where it has none, as all neurons then share their constants."""
+        missing = not -i_SNC.dim() <= self.channel_dim < i_SNC.dim()
+        return i_SNC.dim() - 1 if missing else self.channel_dim % i_SNC.dim()
 
     def probed(self) -> dict[str, Any]:
         """`dynamics` without what only a backward pass reads: for `kernels.probe`."""
@@ -275,7 +300,8 @@ class Neuron(nn.Module):
         if self.width is None or not torch.is_grad_enabled():
             return torch.ones(num_steps, device=i_SNC.device)
         observe = partial(self.observe, i_SNC, num_steps, kept_0)
-        potential = potential_of(self, num_steps, (), observe, needs_batch=self.width.needs_batch)
+        needs, carried = self.width.needs_batch, kept_0 is not None
+        potential = potential_of(self, num_steps, (), observe, needs_batch=needs, carried=carried)
         kappa_T: Tensor = self.width(potential)
         return kappa_T
 
@@ -285,7 +311,9 @@ class Neuron(nn.Module):
                 f"a neuron takes a current with time first, (T, N, ...), got {tuple(i_SNC.shape)}. "
                 "For one timestep use neuron.step(i, state)."
             )
-        T = num_steps or (i_SNC.shape[0] if kappa_T is None else kappa_T.shape[0])
+        T = num_steps if num_steps is not None else i_SNC.shape[0] if kappa_T is None else kappa_T.shape[0]
+        if T < 1:
+            raise InputError(f"num_steps must be at least 1, got {T}. Use num_steps=2, as the paper does.")
         if i_SNC.shape[0] not in (1, T):
             raise InputError(
                 f"a neuron over {T} timesteps takes a current of {T} timesteps or of 1 that stands for all, "
@@ -350,6 +378,8 @@ def _checked_decay(tau: float | Sequence[float] | Tensor) -> Tensor:
 
 class LIF(Neuron):
     """Leaky integrate-and-fire with a fixed decay (Eq. 2-3); tau = 1 does not leak.
+
+    `method` brings the width rule; the decay stays fixed, whatever the method's own neuron is.
 
     >>> LIF(method="mpd-agl")(torch.randn(4, 2, 8)).shape
     torch.Size([4, 2, 8])

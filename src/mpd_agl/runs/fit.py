@@ -82,7 +82,15 @@ def fit(
     path = Path(runs_dir).expanduser() / check_name(name or _usual_name(net, config))
     continued = resume and (path / MARK).is_file()
     if not continued:
-        check_free(path, overwrite=overwrite)
+        try:
+            check_free(path, overwrite=overwrite)
+        except InputError as error:
+            if not (path / MARK).is_file() or overwrite:
+                raise
+            raise InputError(
+                f"run folder {path} exists. Pass resume=True to continue it, overwrite=True to start anew, "
+                "or another name."
+            ) from error
     own = _own(net, forward)
     display = build_display("quiet" if quiet else "auto")
     with process_as_before():

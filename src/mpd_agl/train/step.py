@@ -152,7 +152,11 @@ class Stepper:
         """Change the weights, unless this step or one before it was not finite."""
         if self.clip_norm:
             clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        if self.scaler.is_enabled():  # looks for infinite gradients by itself
+        if self.scaler.is_enabled():  # looks for infinite gradients by itself, and skips the step for them
+            for group in self.optimizer.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:  # so it does for a step behind a bad one
+                        p.grad.add_(torch.where(self._bad > 0, torch.nan, 0.0))
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self.optimizer.defaults.get("fused"):  # takes the flag on the device, as GradScaler hands it over
