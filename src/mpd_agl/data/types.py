@@ -96,10 +96,10 @@ class DataSet:
     `load_dataset`, or register it under its name with `register_dataset`.
 
         def read(split: str, options: LoadOptions) -> ArraySet:
-            train = as_array_set(my_files(options.data_dir, "train"), name="mine", classes=("cat", "dog"))
+            train = as_array_set(my_files("train"), name="mine", split="train", classes=("cat", "dog"))
             if split == "train":
                 return train
-            return as_array_set(my_files(options.data_dir, split), name="mine", split=split, like=train)
+            return as_array_set(my_files(split), name="mine", split=split, like=train)
 
         register_dataset(DataSet(name="mine", classes=("cat", "dog"), shape=(32, 32, 3), read=read))
     """
