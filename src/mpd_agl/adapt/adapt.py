@@ -107,6 +107,10 @@ class Adaptation:
         console = Console(file=out, width=240, color_system=None, legacy_windows=False)
         console.print(table)
         notes = [f"{r.layer}: {r.note}." for r in self.layers if r.note]
+        if self.layers and all(r.num_steps == 1 for r in self.layers):
+            notes.insert(
+                0, "Every layer ran for one timestep: pass forward= if you loop over time outside the network."
+            )
         if fused := sum(bool(r.fused) for r in self.layers):
             notes.insert(0, f"{fused} of {len(self.layers)} layers are fused.")
         notes += [f"{r.layer} ({r.neuron}) was not adapted: {r.reason}." for r in self.not_adapted]

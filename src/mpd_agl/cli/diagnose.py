@@ -58,6 +58,8 @@ def run(argv: list[str]) -> int:
     from mpd_agl.analysis import diagnose
     from mpd_agl.runs.own_network import call_factory
 
+    if a.batch is not None and (a.num_steps is not None or a.resize is not None):
+        raise InputError("--batch is taken as it is, got --num-steps or --resize beside it. Leave them out.")
     torch.manual_seed(a.seed)
     net = call_factory(a.factory, {}).net
     x, y = _from_file(a.batch) if a.batch is not None else _from_data(a)

@@ -215,7 +215,10 @@ class Neuron(nn.Module):
         They are measured on sequences that start at rest. Where a sequence comes in pieces, what its first piece
         measured stands for all; evaluation and the second pass of `recompute` measure nothing.
         """
-        if not self.training or self.repeating or carried or observe is None:
+        # A compiled graph would freeze the count of sequences, so there the batch at hand is measured until moments
+        # are known.
+        still = not self.training or self.repeating or torch.compiler.is_compiling()
+        if still or carried or observe is None:
             if measured.known or observe is None:
                 return measured.moments(num_steps=num_steps)
             mean_T, var_T = moments_of(observe())  # nothing was measured yet: this batch's own
