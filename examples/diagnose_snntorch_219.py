@@ -3,6 +3,9 @@
 Without a norm the potentials of the deeper layers never reach the threshold. Counted spikes of the last layer are the
 output, and there are none. Adapted, the layers fire; what is left of the gradient's fading comes from fast_sigmoid,
 whose area is 2/25 of a spike's: python examples/diagnose_snntorch_219.py
+
+The slope of 25 is the thread's own choice. With snnTorch's default surrogate, which has long tails, the network wakes
+up by itself under Adam and ends slightly higher than the adapted one (84.6 against 79.9 %, one seed).
 """
 
 import sys
