@@ -241,8 +241,7 @@ class MPR(Surrogate):
 
 
 SURROGATES: dict[str, Surrogate] = {
-    s.name: s
-    for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak(), FastSigmoid(), S2NN(), MPR())
+    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak(), FastSigmoid(), S2NN(), MPR())
 }
 
 
