@@ -50,8 +50,8 @@ def diet_neuron(**options: Any) -> PLIF:
     with gain 0.3. Soft reset, no gradient through its spike. The published code learns the leak as it is; ours is
     `sigmoid(rho)`, which stays between 0 and 1.
     """
-    fixed = {"reset": "soft", "learn_v_th": True, "gain": 0.3, "detach_reset": True}
-    return PLIF(**{"width": RelativeWidth(), **options, **fixed, "surrogate": "triangular"})
+    fixed: dict[str, Any] = {"reset": "soft", "learn_v_th": True, "gain": 0.3, "detach_reset": True}
+    return PLIF(**{"width": RelativeWidth(), **options, "surrogate": "triangular", **fixed})
 
 
 def mpr_neuron(**options: Any) -> LIF:

@@ -48,6 +48,8 @@ class ModelConfig(ConfigTable):
     """Convolutions behind the first layer: dense, event (skips zeros), or auto (each pass's fastest, as measured)."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
+    weights: str = ""
+    """Start from these weights in place of random ones: a finished run's folder, or a .safetensors file."""
     recompute: bool = False
     """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 
@@ -119,6 +121,8 @@ class RunConfig(ConfigTable):
 
 FREE_ON_RESUME = (
     "model.recompute",
+    "model.weights",
+    "loss.teacher",
     "data.data_dir",
     "data.download",
     "train.test_batch_size",
@@ -130,7 +134,13 @@ FREE_ON_RESUME = (
     "track.wandb",
     "track.project",
 )
-"""Fields that a resumed run may change: the weights do not depend on them."""
+"""Fields that a resumed run may change: the weights do not depend on them.
+
+Of the folders that hold weights and a teacher the weights do not depend either, but on what is in them: see
+`BuiltRun.digest`.
+"""
+ONE_PROCESS = ("ltl", "shortcut-heads", "robust")
+"""Losses that look into the network or run it several times, and train in one process."""
 
 
 def check_processes(config: RunConfig, count: int) -> None:
@@ -140,6 +150,8 @@ def check_processes(config: RunConfig, count: int) -> None:
             f"your own network {config.model.name} trains in one process, because its norms would see parts of a "
             f"batch, got {count} processes. Start one."
         )
+    if config.loss.name in ONE_PROCESS and count > 1:
+        raise InputError(f"loss.name {config.loss.name} trains in one process, got {count} processes. Start one.")
     if config.model.conv_impl == "auto" and count > 1:
         raise InputError(
             f"model.conv_impl auto chooses by one process's clock, got {count} processes. "

@@ -202,6 +202,11 @@ def conflicts(config: RunConfig) -> list[str]:
             f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, "
             f"got {config.model.surrogate!r}. Leave it out."
         )
+    if config.loss.robust_step > config.loss.robust_eps:
+        found.append(
+            f"loss.robust_step is a part of loss.robust_eps, got {config.loss.robust_step:g} of "
+            f"{config.loss.robust_eps:g}. Use a smaller step."
+        )
     if config.optim.warmup_epochs >= config.train.epochs:
         found.append(
             "optim.warmup_epochs must be less than train.epochs, "
