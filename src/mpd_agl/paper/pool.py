@@ -9,7 +9,7 @@ from pathlib import Path
 from mpd_agl.errors import InputError
 from mpd_agl.records import TornRecord, read_record
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.resolve import flatten, resolve
+from mpd_agl.runs.resolve import flatten, merge, nest, resolve
 from mpd_agl.train.observe import Display
 from mpd_agl.train.runfolder import MARK
 
@@ -56,10 +56,30 @@ class Pool:
         """Whether there is something to continue."""
         return (self.path(config) / MARK).is_file()
 
+    def needed_by(self, config: RunConfig) -> dict[str, RunConfig]:
+        """The runs that must be finished before this one, by the field that names their folders.
+
+        A teacher is the same run as an ANN; adversarial fine-tuning starts from the same run without the adversary.
+        """
+        plain = {"loss": config.loss.model_copy(update={"name": "ce"})}
+        if config.loss.name in ("ltl", "distill") and not config.loss.teacher:
+            ann = config.model.model_copy(update={"ann": True})
+            return {"loss.teacher": config.model_copy(update={**plain, "model": ann})}
+        if config.loss.name == "robust" and not config.model.weights:
+            return {"model.weights": config.model_copy(update=plain)}
+        return {}
+
     def train(self, config: RunConfig, display: Display) -> None:
-        """Start or continue a run."""
+        """Start or continue a run; what it builds on is trained first."""
         from mpd_agl.runs.training import resume, start
 
+        path = self.path(config)
+        for field, first in self.needed_by(config).items():
+            if not self.finished(first):
+                self.train(first, display)
+            table = merge(config.model_dump(mode="json"), nest({field: str(self.path(first))}))
+            config = resolve(table)
+        assert self.path(config) == path  # folders do not count
         if self.begun(config):
             free = {k: v for k, v in flatten(config.model_dump()).items() if k in FREE_ON_RESUME}
             resume(self.path(config), free, display)

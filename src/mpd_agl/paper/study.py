@@ -19,6 +19,13 @@ LABELS = {
     "psg": "PSG",
     "asgl": "ASGL",
     "deeptage": "DeepTAGE",
+    "ds-atgo": "DS-ATGO",
+    "ds-atgo-sigma": "DS-ATGO, its code's width",
+    "trsg": "TrSG",
+    "mpr": "MPR",
+    "diet": "Diet-SNN",
+    "slope-schedule": "slope schedule",
+    "s2nn": "S3NN's surrogate",
 }
 """Methods as a table names them."""
 COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl", "deeptage")
@@ -113,7 +120,8 @@ def per_method(
 def find(groups: Sequence[Group], method: str, **at: str) -> Group | None:
     """The group of a method at a place."""
     for group in groups:
-        if group.method == method and all(group.variant.at.get(k) == v for k, v in at.items()):
+        plain = "rival" in at or "rival" not in group.variant.at  # a row that is more than its method is not it
+        if group.method == method and plain and all(group.variant.at.get(k) == v for k, v in at.items()):
             return group
     return None
 
@@ -126,6 +134,7 @@ def methods_of(groups: Sequence[Group]) -> list[str]:
 def cells(groups: Sequence[Group], own: Group, quoted: float | None, **at: str) -> list[str]:
     """A group's cells: accuracy, best on test, MPD-AGL's accuracy at this place minus it, the paper's value."""
     top = find(groups, REFERENCE, **at)
-    gap = "" if top is None or own.method == REFERENCE else difference(paired(top.accuracy, own.accuracy))
+    itself = own.method == REFERENCE and "rival" not in own.variant.at
+    gap = "" if top is None or itself else difference(paired(top.accuracy, own.accuracy))
     scores = [points([*accuracy.values()]) for accuracy in (own.accuracy, own.best)]
     return [*scores, gap, f"{quoted:.2f}" if quoted else ""]

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from mpd_agl.train.attacks import Pixels, rfgsm
 from mpd_agl.train.losses import Loss, distillation, local_target, mean_output
 
-
 Facts = Mapping[str, Any]
 
 
