@@ -1,4 +1,4 @@
-"""`mpd-agl bench train|infer|growth|active`: contenders side by side, how cost grows, when skipping zeros pays."""
+"""`mpd-agl bench train|infer|growth|methods|active`: contenders, how cost grows, what methods cost, skipping zeros."""
 
 import argparse
 import sys
@@ -19,6 +19,11 @@ ABOUT = {
         "time and memory over T, batch and width_mult",
         "A comparison per point: T from 1 to 16, batch from 1 to 256, width_mult from 1/8 to 1; one of them moves and "
         "the others stay. A file given by -o is continued. --quick measures a few small points.",
+    ),
+    "methods": (
+        "what each method and training costs over mpd-agl",
+        "A training step of every method, and of every training (+LOSS, on stbp-tdbn). Each runs in its own process, "
+        "and they take turns. Rows compute different things, so no outputs are compared.",
     ),
     "active": (
         "event-driven against dense, over the share of active inputs",
@@ -49,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
             "train": (0.125, "100", 5),
             "infer": (0.125, "64", 5),
             "growth": (0.125, "50, quick 8; if given, the batch axis ends with it", 5),
+            "methods": (0.125, "100", 5),
             "active": (1.0, "inference 32, training 16", 7),
         }[command]
         p.add_argument("--model", default="resnet19", help="network (default resnet19)")
@@ -82,6 +88,9 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
             "--part", metavar="LIST", help="some of table,inference,training (default: all; without --rates the table)"
         )
         return
+    if command == "methods":
+        p.add_argument("--rows", nargs="+", metavar="NAME", help="methods, or +LOSS (default: all)")
+        return
     some = "native spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
     if command == "growth":
@@ -103,8 +112,10 @@ def run(argv: list[str]) -> int:
             raise InputError(f"{path} is a folder. Name a file.")
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
+    if a.plot is not None and a.command == "methods":
+        raise InputError("bench methods prints a table and draws nothing. Leave --plot out.")
     a.rounds = min(a.rounds, 2) if a.quick else a.rounds
-    record, text, figure = {"growth": _growth, "active": _active}.get(a.command, _compare)(a)
+    record, text, figure = {"growth": _growth, "methods": _methods, "active": _active}.get(a.command, _compare)(a)
     print(text)
 
     from mpd_agl.records import canonical, write_atomic
@@ -179,6 +190,17 @@ def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
         note=_note,
     )
     return record, growth.text(record), plot.curves(record) if a.plot else None
+
+
+def _methods(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
+    from mpd_agl.bench import methods
+    from mpd_agl.bench.workload import LOSSES
+
+    for name in a.rows or ():
+        if name.startswith("+") and name[1:] not in LOSSES:
+            raise unknown_name("loss", name[1:], LOSSES)
+    record = methods.measure(_workload(a, "train", 100), a.rows or (), rounds=a.rounds, quick=a.quick, note=_note)
+    return record, methods.text(record), None
 
 
 def _active(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
