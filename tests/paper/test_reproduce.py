@@ -18,6 +18,7 @@ from mpd_agl.paper.quoted import TABLE1
 from mpd_agl.paper.reproduce import Request, check_before_training, gather, show, write
 from mpd_agl.paper.scales import SCALES, departures
 from mpd_agl.paper.studies import STUDIES, get_study
+from mpd_agl.paper.table1 import RIVALS
 from mpd_agl.train.signals import EXIT_SAVED
 from tests.report import runfolder
 
@@ -98,7 +99,8 @@ def test_every_study_shows_every_method_it_trained(by_hand, tmp_path):
         assert all(f.stat().st_size for f in files)
         assert len(section.panels) == {"fig-affine": 4, "fig-robustness": 2}.get(name, int(name.startswith("fig")))
         told = json.loads((tmp_path / "out" / f"{name}.json").read_text())
-        assert {c["method"] for c in told["cells"]} == set(asked.methods)
+        extra = {r.method for r in RIVALS} if name == "table1" else set()
+        assert {c["method"] for c in told["cells"]} == set(asked.methods) | extra
         assert all((tmp_path / "pool" / c["run"] / "record.json").is_file() for c in told["cells"])
         assert any("Departs from the paper" in note for note in section.notes)
         if name == "fig-theorem1":
@@ -147,8 +149,26 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
         ("CIFAR10-DVS (mnist5k-dvs)", "6"),
         ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
+    here = {r["method"]: r for r in found if r["source"] == "here"}
+    assert {r.label for r in RIVALS} <= set(here)
+    assert here["Offline LTL"]["MPD-AGL minus this"]  # 4 steps, as MPD-AGL's; the paper quotes it at 16
+    assert here["S3NN"]["T"] == "1"
+    assert here["S3NN"]["paper (quoted)"] == "55.49"
     tiny = next(r for r in found if r["data"].startswith("Tiny") and r["method"] == "MPD-AGL")
     assert tiny["paper (quoted)"] == "58.14"
+
+
+def test_what_a_run_builds_on_is_named_by_its_configuration(tmp_path):
+    pool = Pool(tmp_path)
+    configs = {c.loss.name: c for c in request("table1").configs()}
+    for name in ("ltl", "distill"):
+        ((field, teacher),) = pool.needed_by(configs[name]).items()
+        assert (field, teacher.model.ann, teacher.loss.name) == ("loss.teacher", True, "ce")
+    ((field, first),) = pool.needed_by(configs["robust"]).items()
+    assert (field, first.model.ann, first.loss.name) == ("model.weights", False, "ce")
+    placed = configs["ltl"].model_copy(update={"loss": configs["ltl"].loss.model_copy(update={"teacher": "/anywhere"})})
+    assert run_name(placed) == run_name(configs["ltl"])  # a folder is no part of a configuration's name
+    assert pool.needed_by(placed) == {}
 
 
 def test_availability_counts_layers_from_records(by_hand, tmp_path):
