@@ -160,7 +160,7 @@ def build(name: str, workload: Workload) -> Callable[[], float]:
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(net(x).mean(0), y) if objective is None else objective(net, x, y)[1]
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         peers.reset(net)
         return float(loss.detach())
