@@ -50,6 +50,8 @@ class NetworkOptions:
     tau: float = 0.2
     alpha: float = 1.0
     detach_reset: bool = False
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -80,6 +82,8 @@ class NetworkOptions:
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
+        if self.start not in ("rest", "mp-init"):
+            raise unknown_name("start", self.start, ("rest", "mp-init"))
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
@@ -167,6 +171,7 @@ class Network(nn.Module):
             tau=o.tau,
             alpha=o.alpha if alpha is None else alpha,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
 
