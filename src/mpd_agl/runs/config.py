@@ -73,7 +73,10 @@ class DataConfig(ConfigTable):
     """For sets without an official split."""
     split_seed: int = 0
     image_size: int = Field(default=0, ge=0, le=1024)
-    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32."""
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32.
+
+    Published images: a divisor of their size, to which blocks of pixels are averaged (14 for digits); 0: as they are.
+    """
     colour: Literal["auto", "rgb", "grey"] = "auto"
     """Own images: auto is grey if every image is."""
     frame_size: int = Field(default=48, ge=1)
