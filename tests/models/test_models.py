@@ -316,3 +316,14 @@ def test_bad_input_changes_nothing():
     with pytest.raises(InputError):
         net(torch.full((4, 3, 16, 16), float("nan")))
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_plain_is_as_deep_as_asked_and_others_refuse_a_depth() -> None:
+    net = create_model("plain", depth=9, image_size=14, in_channels=1)
+    synapses = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(synapses) == 9
+    assert net(torch.randn(2, 1, 14, 14)).shape == (2, 2, 10)
+    with pytest.raises(InputError, match="resnet19 has a fixed depth, got depth=9"):
+        create_model("resnet19", depth=9, width_mult=0.0625)
+    with pytest.raises(InputError, match="at least 2 layers"):
+        create_model("plain", depth=1)

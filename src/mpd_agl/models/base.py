@@ -42,6 +42,8 @@ class NetworkOptions:
     image_size: int = 32
     width_mult: float = 1.0
     """Multiplies every layer's channels."""
+    depth: int = 0
+    """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
     surrogate: str | Surrogate | None = None
     """Shape of the surrogate; None: the method's own, or rectangular."""
     v_th: float = 0.5
@@ -72,6 +74,8 @@ class NetworkOptions:
             if not isinstance(value, int) or value < 1:
                 hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
+        if not isinstance(self.depth, int) or self.depth < 0:
+            raise InputError(f"depth must be a whole number of layers, or 0 for the network's own, got {self.depth!r}.")
         if not self.width_mult > 0 or not math.isfinite(self.width_mult):
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
@@ -113,6 +117,11 @@ class Network(nn.Module):
     def __init__(self, name: str, options: NetworkOptions) -> None:
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
+
+    def refuse_depth(self) -> None:
+        """Networks of a fixed depth refuse another one."""
+        if self.options.depth:
+            raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
 
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""

@@ -30,6 +30,8 @@ class ConvNet(Network):
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
     ) -> None:
         super().__init__(name, options)
+        if name != "plain":
+            self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0
         self.order: list[str] = []
         for item in plan:
@@ -96,6 +98,23 @@ def vgg11(options: NetworkOptions) -> ConvNet:
 def vgg16(options: NetworkOptions) -> ConvNet:
     """VGG-16 with VGG-13's classifier."""
     return ConvNet("vgg16", options, VGG16, hidden=(4096, 4096))
+
+
+def plain(options: NetworkOptions) -> ConvNet:
+    """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
+
+    The image is halved after a quarter and after half of the convolutions. A gradient has only one way through such a
+    network, so its layers show whether they pass it on.
+    """
+    depth = options.depth or 24
+    if depth < 2:
+        raise InputError(f"plain needs at least 2 layers, a convolution and the readout, got depth={depth}.")
+    plan: list[int | Literal["P"]] = []
+    for layer in range(1, depth):
+        plan.append(16)
+        if layer in ((depth - 1) // 4, (depth - 1) // 2):
+            plan.append("P")
+    return ConvNet("plain", options, plan, average=True)
 
 
 def cnn8(options: NetworkOptions) -> ConvNet:

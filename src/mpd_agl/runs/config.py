@@ -15,13 +15,15 @@ class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
-    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8; or your own network as MODULE:FACTORY.
+    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16, cnn8 or plain; or your own network as MODULE:FACTORY.
 
     That imports your module, also from the current directory, and calls the factory with those of num_classes,
     in_channels, image_size, num_steps and method that it takes: it runs your code. The other fields here are not used.
     """
     width_mult: float = Field(default=1.0, gt=0)
     """Multiplies every layer's channels."""
+    depth: int = Field(default=0, ge=0)
+    """Layers of a network that leaves its depth free (plain); 0: the network's own."""
     num_steps: int = Field(default=2, ge=1)
     """T: timesteps; event data are cut into as many frames."""
     surrogate: str = "auto"
