@@ -34,6 +34,12 @@ class ModelConfig(ConfigTable):
     """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
     alpha: float = Field(default=1.0, gt=0)
     """tdBN's scale."""
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of stbp-tdbn and trainable-decay, and where psg and asgl start; other methods compute theirs."""
+    leak: Literal["two", "full"] = "two"
+    """Moments of the potential that a width follows: two terms of the leak sum, as Theorem 2, or all of them."""
+    gamma_start: float = Field(default=1.0, gt=0)
+    """Where gamma of the norms starts."""
     detach_reset: bool = False
     """No gradient through the reset."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
