@@ -202,6 +202,11 @@ def conflicts(config: RunConfig) -> list[str]:
             f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, "
             f"got {config.model.surrogate!r}. Leave it out."
         )
+    if config.model.kappa != 1 and config.method != OWN:
+        try:
+            get_method(config.method).width().start_at(config.model.kappa)
+        except InputError as error:
+            found.append(f"model.kappa: method {config.method!r}: {error}")
     if config.optim.warmup_epochs >= config.train.epochs:
         found.append(
             "optim.warmup_epochs must be less than train.epochs, "
