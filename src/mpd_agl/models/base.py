@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
 from mpd_agl.nn import (
@@ -49,6 +50,12 @@ class NetworkOptions:
     v_th: float = 0.5
     tau: float = 0.2
     alpha: float = 1.0
+    kappa: float = 1.0
+    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
+    leak: Leak = "two"
+    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
+    gamma_start: float = 1.0
+    """Where the norms' gamma starts."""
     detach_reset: bool = False
     start: Literal["rest", "mp-init"] = "rest"
     """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
@@ -84,6 +91,12 @@ class NetworkOptions:
             )
         if self.start not in ("rest", "mp-init"):
             raise unknown_name("start", self.start, ("rest", "mp-init"))
+        if not self.kappa > 0 or not self.gamma_start > 0:
+            raise InputError(
+                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
+            )
+        if self.leak not in ("two", "full"):
+            raise unknown_name("leak", self.leak, ("two", "full"))
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
@@ -162,7 +175,7 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
-        return SpikingBlock(
+        block = SpikingBlock(
             synapse,
             currents=currents,
             method=o.method,
@@ -174,10 +187,19 @@ class Network(nn.Module):
             start=o.start,
             backend=o.backend,
         )
+        if o.kappa != 1:
+            block.width.start_at(o.kappa)
+        if o.leak != "two":
+            block.neuron.leak = o.leak
+        if o.gamma_start != 1:
+            nn.init.constant_(block.norm.weight, o.gamma_start)  # type: ignore[union-attr]
+        return block
 
     def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float) -> Current:
         """A normalised current without a neuron."""
-        return Current(synapse, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
+        norm = TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha)
+        nn.init.constant_(norm.weight, self.options.gamma_start)
+        return Current(synapse, norm)
 
     def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
         """Parts of the network in order, computed again in the backward pass where the options ask for it."""

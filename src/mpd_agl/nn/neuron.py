@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mpd_agl import kernels
 from mpd_agl.core import RESETS, Surrogate, along_channels, get_surrogate, lif, noisy_spike
-from mpd_agl.core.mpd import Moments
+from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.moments import (
     CAPACITY,
@@ -84,7 +84,8 @@ def potential_of(
     def moments(kind: Moments) -> tuple[Tensor, Tensor]:
         if affines:
             scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
-            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale)
+            leak: Leak = getattr(neuron, "leak", "two")
+            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale, leak=leak)
             return mean_T[carried:], std_T[carried:]
         if not isinstance(neuron, Neuron) or neuron.measured is None:
             raise InputError(
@@ -113,6 +114,8 @@ class Neuron(nn.Module):
 
     tau: Tensor
     v_th: Tensor | float
+    leak: Leak = "two"
+    """Terms of the leak sum in predicted moments: Theorem 2's two, or `full` for all of them."""
     replicas: kernels.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
     repeating = False

@@ -28,15 +28,27 @@ class Width(nn.Module):
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
 
+    def start_at(self, kappa: float) -> None:
+        """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
+        raise InputError(f"{type(self).__name__} computes its width, got kappa={kappa}. Leave it out.")
+
+
+def _positive(kappa: float) -> float:
+    if not kappa > 0:
+        raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
+    return float(kappa)
+
 
 class FixedWidth(Width):
     """kappa = 1 at every step: STBP-tdBN, and everyone's default."""
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
-        if kappa <= 0:
-            raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
-        self.kappa = kappa
+        self.kappa = _positive(kappa)
+
+    def start_at(self, kappa: float) -> None:
+        """The constant."""
+        self.kappa = _positive(kappa)
 
     def forward(self, potential: Potential) -> Tensor:
         """The constant."""
@@ -189,9 +201,11 @@ class LearnableWidth(Width):
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
-        if kappa <= 0:
-            raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
-        self.kappa = nn.Parameter(torch.tensor(float(kappa)))
+        self.kappa = nn.Parameter(torch.tensor(_positive(kappa)))
+
+    def start_at(self, kappa: float) -> None:
+        """The parameter's first value."""
+        nn.init.constant_(self.kappa, _positive(kappa))
 
     def forward(self, potential: Potential) -> Tensor:
         """The parameter, kept from zero."""
@@ -207,6 +221,10 @@ class SlopeWidth(Width):
         if slope <= 0:
             raise InputError(f"slope must be positive, got {slope}. ASGL starts at 1.")
         self.slope = nn.Parameter(torch.tensor(float(slope)))
+
+    def start_at(self, kappa: float) -> None:
+        """The slope's first value, 1/kappa."""
+        nn.init.constant_(self.slope, 1 / _positive(kappa))
 
     def forward(self, potential: Potential) -> Tensor:
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""

@@ -34,6 +34,12 @@ class ModelConfig(ConfigTable):
     """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
     alpha: float = Field(default=1.0, gt=0)
     """tdBN's scale."""
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of stbp-tdbn and trainable-decay, and where psg and asgl start; other methods compute theirs."""
+    leak: Literal["two", "full"] = "two"
+    """Moments of the potential that a width follows: two terms of the leak sum, as Theorem 2, or all of them."""
+    gamma_start: float = Field(default=1.0, gt=0)
+    """Where gamma of the norms starts."""
     detach_reset: bool = False
     """No gradient through the reset."""
     start: Literal["rest", "mp-init"] = "rest"
@@ -79,7 +85,10 @@ class DataConfig(ConfigTable):
     """For sets without an official split."""
     split_seed: int = 0
     image_size: int = Field(default=0, ge=0, le=1024)
-    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32."""
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32.
+
+    Published images: a divisor of their size, to which blocks of pixels are averaged (14 for digits); 0: as they are.
+    """
     colour: Literal["auto", "rgb", "grey"] = "auto"
     """Own images: auto is grey if every image is."""
     frame_size: int = Field(default=48, ge=1)
