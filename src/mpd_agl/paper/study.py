@@ -32,7 +32,7 @@ LABELS = {
     "mpd-agl@leak=full": "MPD-AGL, whole leak sum",
 }
 """Methods as a table names them."""
-COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl", "deeptage")
+COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "mpd-gain", "psg", "asgl", "deeptage")
 """The methods of every comparison: the paper's three, ours, and the rivals that optimise the surrogate."""
 SHAPED = tuple(m for m in COMPARED if m not in ("asgl", "deeptage"))
 """Those whose surrogate's shape can be chosen."""

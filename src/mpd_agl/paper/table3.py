@@ -7,7 +7,18 @@ from mpd_agl.paper.study import Group, Study, Variant, cells, find, label, metho
 from mpd_agl.report.section import PageSection, Table
 
 DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
-METHODS = ("stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl")
+METHODS = (
+    "stbp-tdbn",
+    "trainable-decay",
+    "lsg",
+    "agr",
+    "mpd-agl",
+    "mpd-agl-exact",
+    "mpd-quantile",
+    "mpd-gain",
+    "psg",
+    "asgl",
+)
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:

@@ -114,8 +114,8 @@ class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"
-    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl, deeptage, ds-atgo,
-    ds-atgo-sigma, trsg, mpr, diet, slope-schedule or s2nn."""
+    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, mpd-gain, psg, asgl, deeptage,
+    ds-atgo, ds-atgo-sigma, trsg, mpr, diet, slope-schedule or s2nn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the weights, the data's order and the augmentation."""
     model: ModelConfig = ModelConfig()
