@@ -9,6 +9,7 @@ from mpd_agl.paper import (
     fig_robustness,
     fig_surrogates,
     fig_theorem1,
+    ridge,
     stress,
     table1,
     table2,
@@ -30,6 +31,7 @@ STUDIES: dict[str, Study] = {
         fig_robustness,
         table1,
         table4,
+        ridge,
         depth,
         stress,
     )
