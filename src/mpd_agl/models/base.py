@@ -57,6 +57,8 @@ class NetworkOptions:
     gamma_start: float = 1.0
     """Where the norms' gamma starts."""
     detach_reset: bool = False
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -87,6 +89,8 @@ class NetworkOptions:
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
+        if self.start not in ("rest", "mp-init"):
+            raise unknown_name("start", self.start, ("rest", "mp-init"))
         if not self.kappa > 0 or not self.gamma_start > 0:
             raise InputError(
                 f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
@@ -180,6 +184,7 @@ class Network(nn.Module):
             tau=o.tau,
             alpha=o.alpha if alpha is None else alpha,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
         if o.kappa != 1:

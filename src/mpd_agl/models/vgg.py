@@ -116,7 +116,7 @@ def plain(options: NetworkOptions) -> ConvNet:
         if size > 16 and layer % max(1, depth // 4) == 0:
             plan.append("P")
             size //= 2
-    return ConvNet("plain", options, plan, average=True)
+    return ConvNet("plain", options, plan)
 
 
 def cnn8(options: NetworkOptions) -> ConvNet:

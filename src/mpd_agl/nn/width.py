@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
-from mpd_agl.core.mpd import Moments
+from mpd_agl.core.mpd import Moments, WidthForm
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.moments import Potential
+from mpd_agl.nn.moments import Potential, moments_of
 
 
 class Width(nn.Module):
@@ -53,6 +53,70 @@ class FixedWidth(Width):
     def forward(self, potential: Potential) -> Tensor:
         """The constant."""
         return torch.full((potential.num_steps,), self.kappa, device=potential.tau.device)
+
+
+class SingleStepWidth(FixedWidth):
+    """kappa = 1, for a surrogate that is made for one timestep (S2NN, Suetake et al. 2023)."""
+
+    def forward(self, potential: Potential) -> Tensor:
+        """The constant; more than one timestep is refused."""
+        if potential.num_steps > 1:
+            raise InputError(
+                f"method s2nn trains networks of one timestep, got num_steps={potential.num_steps}. "
+                "Use num_steps=1 (--model.num_steps 1)."
+            )
+        return super().forward(potential)
+
+
+class ScheduledWidth(FixedWidth):
+    """Slope scheduling (Van den Berghe et al., NeurIPS 2025): the slope k rises from `first` to `last` while training.
+
+    `kappa = 2/k` of the fast sigmoid. The share of the training that is done is the buffer `progress`, in [0, 1]: a
+    training loop sets it before each step (`train.step` does; in your own loop `nn.set_progress(net, share)`). The
+    straight line between the ends is ours.
+    """
+
+    progress: Tensor
+
+    def __init__(self, first: float = 1.0, last: float = 100.0) -> None:
+        super().__init__()
+        if min(first, last) <= 0:
+            raise InputError(f"slopes must be positive, got {first} and {last}. The paper goes from 1 to 100.")
+        self.first, self.last = first, last
+        self.register_buffer("progress", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """2/k at this point of the training."""
+        slope = self.first + (self.last - self.first) * self.progress
+        return (2 / slope).to(potential.tau.device).reshape(1).expand(potential.num_steps)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"slope {self.first:g} to {self.last:g}"
+
+
+def set_progress(net: nn.Module, share: float) -> None:
+    """Tell everything in a network that follows a schedule which share of the training is done, from 0 to 1."""
+    for module in net.modules():
+        if isinstance(progress := getattr(module, "progress", None), Tensor):
+            progress.fill_(share)
+
+
+class RelativeWidth(Width):
+    """kappa = v_th, learnt with it: the surrogate is a function of v/v_th (TrSG, Kook et al. 2026; Diet-SNN, Rathi and
+    Roy 2020).
+
+    With `u = v - v_th` and a kappa that passes its gradient on, `dH/dv_th = -h - (u/kappa) h = -(v/v_th) h`: the
+    derivative of H(v/v_th).
+    """
+
+    def forward(self, potential: Potential) -> Tensor:
+        """The threshold itself."""
+        v_th = torch.as_tensor(potential.v_th, device=potential.tau.device)
+        if v_th.dim():
+            raise InputError(f"a relative width has one threshold per layer, got {len(v_th)}. Use one v_th.")
+        return v_th.reshape(1).expand(potential.num_steps)
 
 
 class LSGWidth(Width):
@@ -166,6 +230,38 @@ class SlopeWidth(Width):
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""
         least = core.KAPPA_MIN * potential.threshold
         return (1 / _within(self.slope, least, 1 / least)).reshape(1).expand(potential.num_steps)
+
+
+class AtgoWidth(Width):
+    """DS-ATGO (Jiang et al. 2026): `k0 (1 + tanh(theta_t - V_th))`, theta_t the threshold that the batch gives.
+
+    `form="sigma"` has the potential's standard deviation in theta's place, as the published code does. The neuron
+    asks for it where it has measured both (`nn.rivals.AtgoNeuron`); a plot or a monitor asks with a batch's sums.
+    """
+
+    needs_batch = True
+
+    def __init__(self, form: WidthForm = "threshold", width: float = 1.0) -> None:
+        super().__init__()
+        self.form, self.width = form, width
+
+    def of(self, theta_T: Tensor, std_T: Tensor, v_th: Tensor | float) -> Tensor:
+        """From thresholds and deviations per timestep."""
+        return core.atgo_width(theta_T, std_T, v_th=float(v_th), width=self.width, form=self.form)
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """From the moments of a batch; without one the width at theta = V_th."""
+        if potential.batch is None:
+            return torch.full((potential.num_steps,), self.width, device=potential.tau.device)
+        mean_T, var_T = moments_of(potential.batch)
+        n = potential.batch.values
+        std_T = (var_T * (n / max(n - 1, 1))).sqrt()
+        return self.of(mean_T + std_T, std_T, potential.threshold).float()
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"form={self.form}"
 
 
 class DeepTAGEWidth(Width):

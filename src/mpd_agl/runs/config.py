@@ -42,6 +42,8 @@ class ModelConfig(ConfigTable):
     """Where gamma of the norms starts."""
     detach_reset: bool = False
     """No gradient through the reset."""
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init, Kook et al. 2026)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -110,7 +112,8 @@ class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"
-    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl or deeptage."""
+    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl, deeptage, ds-atgo,
+    ds-atgo-sigma, trsg, mpr, diet, slope-schedule or s2nn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the weights, the data's order and the augmentation."""
     model: ModelConfig = ModelConfig()
