@@ -196,6 +196,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
             say(f"{request.study.name}: {trained} of {total} runs were trained now")
         say(f"{request.study.name}: reading the records")
         groups = gather(request, pool)
+        if request.study.measure is not None and not a.draw:
+            request.study.measure(groups, request.methods, request.scale, say)
         section = show(request, groups)
         files = write(request, groups, section, a.runs_dir / request.scale)
         _print(section)

@@ -3,6 +3,7 @@
 from mpd_agl.errors import unknown_name
 from mpd_agl.paper import (
     depth,
+    descent,
     fig_affine,
     fig_availability,
     fig_firing_rate,
@@ -34,6 +35,7 @@ STUDIES: dict[str, Study] = {
         ridge,
         depth,
         stress,
+        descent,
     )
 }
 
