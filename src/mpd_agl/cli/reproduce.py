@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
         Request(
             study=study,
             scale=a.scale,
-            seeds=study.seeds if a.seeds is None else a.seeds,
+            seeds=a.seeds or (min(2, study.seeds) if a.scale == "smoke" else study.seeds),
             methods=tuple(a.methods or study.methods),
             changes=options.overrides,
             only=read_only(a.only),

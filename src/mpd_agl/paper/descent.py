@@ -193,7 +193,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         "direction without the layers' gains). Same: the batch that the gradient is of; fresh: another one. "
         "c multiplies the rule's width. All rules see the same weights, those of a run trained by MPD-AGL.",
         "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
-        "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise allows.",
+        "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise "
+        "allows.",
     ]
     return PageSection("descent", STUDY.title, _sentence(groups, found), [panel], table, notes)
 
