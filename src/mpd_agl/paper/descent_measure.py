@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
+from mpd_agl.nn.moments import Potential
+from mpd_agl.nn.width import Width
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.losses import cross_entropy
@@ -42,9 +44,18 @@ def with_rule(trained: Network, config: RunConfig, method: str, factor: float, i
         if "rho" not in dict(block.neuron.named_parameters()):  # a neuron with a fixed decay takes the learnt one
             block.neuron.tau = blocks[name].neuron.tau.detach().clone()
         if factor != 1:
-            rule = block.width.forward
-            block.width.forward = lambda potential, rule=rule: factor * rule(potential)  # type: ignore[method-assign, misc]
+            _scale(block.width, factor)
     return other.train()
+
+
+def _scale(width: Width, factor: float) -> None:
+    """Let a rule give its width times a factor; all else of it stays."""
+    rule = width.forward
+
+    def scaled(potential: Potential) -> Tensor:
+        return factor * rule(potential)
+
+    width.forward = scaled  # type: ignore[method-assign]
 
 
 def loss_of(net: nn.Module, batch: Batch) -> float:
