@@ -6,6 +6,7 @@ parameter's own gradient with a length of its own (as Adam goes: the direction w
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,13 +65,17 @@ def loss_of(net: nn.Module, batch: Batch) -> float:
         return float(cross_entropy(net(batch[0]), batch[1]))
 
 
+def _note(rms: dict[str, float], name: str, g: Tensor) -> None:
+    rms[name] = float(g.square().mean().sqrt())
+
+
 def gradient(net: Network, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
     """The surrogate gradient of every parameter that all rules share, and the rms of dL/ds at each layer's output."""
     rms: dict[str, float] = {}
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            output.register_hook(lambda g: rms.__setitem__(name, float(g.square().mean().sqrt())))
+            output.register_hook(partial(_note, rms, name))  # type: ignore[no-untyped-call]
 
         return hook
 
