@@ -42,7 +42,9 @@ def by_equations(block, s_TNC, kappa_T):
     n = block.norm
     i = core.tdbn(x, n.weight, n.bias, *core.batch_moments(x), v_th=n.v_th, alpha=n.alpha, eps=n.eps)
     neuron = block.neuron
-    return core.lif(i, neuron.tau, kappa_T, v_th=neuron.v_th, surrogate=neuron.surrogate)[0]
+    potential = block._potential(len(kappa_T), None, None, None) if block.affines() else None
+    gain_T = None if potential is None else block.width.gain(potential, kappa_T.float(), neuron.surrogate)
+    return core.lif(i, neuron.tau, kappa_T, v_th=neuron.v_th, surrogate=neuron.surrogate, gain_T=gain_T)[0]
 
 
 @pytest.mark.parametrize("method", FUSED)

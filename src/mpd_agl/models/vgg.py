@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+from mpd_agl.nn import set_chain
 
 Plan = Sequence[int | Literal["P"]]
 
@@ -57,6 +58,7 @@ class ConvNet(Network):
             self.add_module(f"fc{h}", self.linear(features, options.channels(count)))
             features = options.channels(count)
         self.readout = readout(features, options)
+        set_chain(self, number + self.num_hidden)  # no shortcut anywhere
 
     def stages(self) -> Iterator[list[nn.Module]]:
         """Each convolution, with the pooling behind it."""
@@ -103,8 +105,8 @@ def vgg16(options: NetworkOptions) -> ConvNet:
 def plain(options: NetworkOptions) -> ConvNet:
     """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
 
-    An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while it
-    is still larger. A gradient has only one way through such a network, so its layers show whether they pass it on.
+    An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while
+    it is still larger. A gradient has only one way through such a network: its layers show whether they pass it on.
     """
     depth = options.depth or 24
     if depth < 2:

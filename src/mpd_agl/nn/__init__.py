@@ -11,6 +11,7 @@ from mpd_agl.nn.recomputing import recompute
 from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.width import (
     AtgoWidth,
+    ChainWidth,
     DeepTAGEWidth,
     FixedWidth,
     LearnableWidth,
@@ -22,6 +23,7 @@ from mpd_agl.nn.width import (
     SingleStepWidth,
     SlopeWidth,
     Width,
+    set_chain,
     set_progress,
 )
 
@@ -34,6 +36,7 @@ __all__ = [
     "AnnBlock",
     "AtgoNeuron",
     "AtgoWidth",
+    "ChainWidth",
     "Choice",
     "Current",
     "DeepTAGEWidth",
@@ -70,6 +73,7 @@ __all__ = [
     "predicted",
     "recompute",
     "register_method",
+    "set_chain",
     "set_progress",
     "share_batch",
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import Surrogate
+from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
@@ -191,13 +191,17 @@ class SpikingBlock(nn.Module):
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
         # Without gradients, or folded, there is no width: inference costs nothing. Some neurons set it themselves.
         if not torch.is_grad_enabled() or self.norm is None or getattr(self.neuron, "sets_width", False):
-            kappa_T = torch.ones(T, device=x_SNC.device)
+            kappa_T, gain_T = torch.ones(T, device=x_SNC.device), None
         else:
             kept_0 = None if state is NOT_ASKED else state
-            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC, state=kept_0)
+            potential = self._potential(T, x_SNC if fused else None, i_SNC, kept_0)
+            kappa_T = self.width(potential)
+            gain_T = self.width.gain(
+                potential, kappa_T, getattr(self.neuron, "surrogate", get_surrogate("rectangular"))
+            )
         if i_SNC is None:
-            return self._fused_step(x_SNC, kappa_T, T, residual)
-        return self._step(i_SNC, kappa_T, residual, state)
+            return self._fused_step(x_SNC, kappa_T, gain_T, T, residual)
+        return self._step(i_SNC, kappa_T, gain_T, residual, state)
 
     def _is_fused(self, state: Any) -> bool:
         """Whether norm and neuron run as one kernel.
@@ -223,11 +227,17 @@ class SpikingBlock(nn.Module):
             i_SNC = i_SNC + current(s_TNC)
         return i_SNC
 
-    def _step(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
+    def _step(self, i_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, residual: Tensor | None, state: Any) -> Any:
         """The neuron on a current that was computed before it."""
         neuron: nn.Module = self.neuron
         if isinstance(neuron, Neuron):
-            return neuron(i_SNC, kappa_T, residual=residual, state=state)
+            gain = {} if gain_T is None else {"gain_T": gain_T}
+            return neuron(i_SNC, kappa_T, **gain, residual=residual, state=state)
+        if gain_T is not None:
+            raise InputError(
+                f"{type(neuron).__name__} is not a neuron of mpd_agl.nn and takes no factor on its surrogate's height. "
+                "Use a width rule without one, such as mpd-agl's."
+            )
         if state is not NOT_ASKED:
             raise InputError(
                 f"{type(neuron).__name__} is not a neuron of mpd_agl.nn, so this block cannot carry its state. "
@@ -236,7 +246,9 @@ class SpikingBlock(nn.Module):
         spikes = neuron(i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]), kappa_T)
         return spikes if residual is None else spikes + residual
 
-    def _fused_step(self, x_SNC: Tensor, kappa_T: Tensor, num_steps: int, residual: Tensor | None) -> Tensor:
+    def _fused_step(
+        self, x_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, num_steps: int, residual: Tensor | None
+    ) -> Tensor:
         """tdBN and neuron in one pass."""
         norm, neuron = self.norm, self.neuron
         assert norm is not None
@@ -264,7 +276,7 @@ class SpikingBlock(nn.Module):
             kept_0=kept_0,
             return_state=kept_0 is not None,
             shared=shared,
-            **neuron.call_options(num_steps),
+            **neuron.call_options(num_steps, gain_T),
             **neuron.dynamics(),
         )
         if norm.training:

@@ -12,6 +12,7 @@ from mpd_agl.nn.neuron import LIF, PLIF
 from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.width import (
     AtgoWidth,
+    ChainWidth,
     DeepTAGEWidth,
     FixedWidth,
     LearnableWidth,
@@ -79,6 +80,12 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="mpd-quantile", neuron=PLIF, width=QuantileWidth, about="width that holds the available share (ours)"
+        ),
+        Method(
+            name="mpd-gain",
+            neuron=PLIF,
+            width=ChainWidth,
+            about="window by the length of the way without a shortcut, height by the spikes' variance (ours)",
         ),
         Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),
         Method(

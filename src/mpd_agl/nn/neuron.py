@@ -81,7 +81,15 @@ def potential_of(
     """
     tau = torch.as_tensor(neuron.tau)
 
+    found: dict[Moments, tuple[Tensor, Tensor]] = {}
+
     def moments(kind: Moments) -> tuple[Tensor, Tensor]:
+        # A rule may ask twice, for the width and for the gain; a measurement counts once.
+        if kind not in found:
+            found[kind] = compute(kind)
+        return found[kind]
+
+    def compute(kind: Moments) -> tuple[Tensor, Tensor]:
         if affines:
             scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
             leak: Leak = getattr(neuron, "leak", "two")
@@ -246,9 +254,12 @@ class Neuron(nn.Module):
         dtype = torch.promote_types(x_SNC.dtype, torch.float32)
         return self.start.to(dtype, copy=True).expand(x_SNC.shape[1:])
 
-    def call_options(self, num_steps: int) -> dict[str, Any]:
-        """What the kernels are told beside `dynamics`."""
-        gain = {} if self.gain == 1 else {"gain_T": self.tau.new_full((num_steps,), self.gain)}
+    def call_options(self, num_steps: int, gain_T: Tensor | None = None) -> dict[str, Any]:
+        """What the kernels are told beside `dynamics`; `gain_T` are the width rule's factors on the height."""
+        if self.gain != 1:
+            own_T = self.tau.new_full((num_steps,), self.gain)
+            gain_T = own_T if gain_T is None else gain_T * own_T
+        gain = {} if gain_T is None else {"gain_T": gain_T}
         return {"surrogate": self.surrogate, "backend": self.backend, **gain}
 
     @torch.no_grad()
@@ -322,25 +333,27 @@ class Neuron(nn.Module):
         kappa_T: Tensor | None = None,
         *,
         num_steps: int | None = None,
+        gain_T: Tensor | None = None,
         residual: Tensor | None = None,
         state: Tensor | None = NOT_ASKED,
     ) -> Any:
         """Spikes for a current of T steps, or of one step that stands for `num_steps` equal ones; `residual` is added
         to them.
 
-        `kappa_T` are the widths; None leaves them to the neuron's own rule. With `state` (None: rest) the answer is
-        `(spikes, state)`: what the neurons keep after the last step, to be passed into the next call.
+        `kappa_T` are the widths and `gain_T` factors on the surrogate's height; without kappa_T the neuron's own rule
+        gives both. With `state` (None: rest) the answer is `(spikes, state)`: what the neurons keep after the last
+        step, to be passed into the next call.
         """
         T = self._num_steps(i_SNC, kappa_T, num_steps)
         self.check_threshold()
         asked = state is not NOT_ASKED
         kept_0 = state if asked else None
         if kappa_T is None:
-            kappa_T = self.kappa(i_SNC, T, kept_0)
+            kappa_T, gain_T = self.kappa_and_gain(i_SNC, T, kept_0)
         if kept_0 is None:
             kept_0 = self.beginning(i_SNC)
         if self.is_written:
-            return self._written(i_SNC, kappa_T, residual, kept_0, asked)
+            return self._written(i_SNC, kappa_T, gain_T, residual, kept_0, asked)
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         apart = self.scaled or (self.start is not None and not asked)  # the residual is added behind the kernel
@@ -352,7 +365,7 @@ class Neuron(nn.Module):
             residual=None if apart else residual,
             kept_0=kept_0,
             return_state=asked or self.start is not None,
-            **self.call_options(T),
+            **self.call_options(T, gain_T),
             **self.dynamics(),
         )
         return self.finished(found, residual if apart else None, asked)
@@ -385,13 +398,19 @@ class Neuron(nn.Module):
         """The widths by the neuron's own rule, 1 without a rule; without gradients there is no width, and it costs
         nothing.
         """
+        return self.kappa_and_gain(i_SNC, num_steps, kept_0)[0]
+
+    def kappa_and_gain(
+        self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`kappa`, and the rule's factors on the surrogate's height."""
         if self.width is None or not torch.is_grad_enabled():
-            return torch.ones(num_steps, device=i_SNC.device)
+            return torch.ones(num_steps, device=i_SNC.device), None
         observe = partial(self.observe, i_SNC, num_steps, self.beginning(i_SNC) if kept_0 is None else kept_0)
         needs, carried = self.width.needs_batch, kept_0 is not None
         potential = potential_of(self, num_steps, (), observe, needs_batch=needs, carried=carried)
         kappa_T: Tensor = self.width(potential)
-        return kappa_T
+        return kappa_T, self.width.gain(potential, kappa_T, self.surrogate)
 
     def _num_steps(self, i_SNC: Tensor, kappa_T: Tensor | None, num_steps: int | None) -> int:
         if i_SNC.dim() < 2:
@@ -410,7 +429,13 @@ class Neuron(nn.Module):
         return T
 
     def _written(
-        self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, kept_0: Tensor | None, asked: bool
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor,
+        gain_T: Tensor | None,
+        residual: Tensor | None,
+        kept_0: Tensor | None,
+        asked: bool,
     ) -> Any:
         """A pass by the written equations: ASGL's hard and soft spikes mixed at random, or a reset's own `drop`."""
         # Under autocast, too, the membrane is float32.
@@ -422,7 +447,7 @@ class Neuron(nn.Module):
             draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
-        options = {k: v for k, v in self.call_options(kappa_T.shape[0]).items() if k != "backend"}
+        options = {k: v for k, v in self.call_options(kappa_T.shape[0], gain_T).items() if k != "backend"}
         s_TNC, v_TNC, kept_NC = lif(
             i_TNC,
             self.tau,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
+from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments, WidthForm
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.moments import Potential, moments_of
@@ -27,6 +28,10 @@ class Width(nn.Module):
     def forward(self, potential: Potential) -> Tensor:
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
+
+    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
+        """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
+        return None
 
     def start_at(self, kappa: float) -> None:
         """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
@@ -185,6 +190,44 @@ class QuantileWidth(Width):
         """Solved anew from the potential's moments."""
         mean_T, std_T = potential.moments("exact")
         return core.quantile_width(mean_T, std_T, v_th=potential.threshold, share=self.share)
+
+
+class ChainWidth(Width):
+    """Ours: width and height apart (method `mpd-gain`).
+
+    The width lets the window hold `core.chain_share(layers)` of the neurons, the mean included: the longer the way
+    without a shortcut, the more. The height is `core.matched_gain`'s. `layers` is the number of spiking layers on the
+    longest way without a shortcut that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks
+    set it; in your own call `nn.set_chain(net, layers)`.
+    """
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        core.chain_share(layers)
+        self.layers = layers
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """Solved anew from the potential's moments."""
+        mean_T, std_T = potential.moments("exact")
+        return core.chain_width(mean_T, std_T, self.layers, v_th=potential.threshold)
+
+    @torch.no_grad()
+    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
+        """From the same moments."""
+        return core.matched_gain(*potential.moments("exact"), kappa_T, surrogate, v_th=potential.threshold)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"layers={self.layers}"
+
+
+def set_chain(net: nn.Module, layers: int) -> None:
+    """Tell the width rules of a network how many spiking layers its longest way without a shortcut has."""
+    core.chain_share(layers)
+    for module in net.modules():
+        if isinstance(module, ChainWidth):
+            module.layers = layers
 
 
 def _within(parameter: Tensor, low: Tensor | float, high: Tensor | float | None = None) -> Tensor:
