@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
         Request(
             study=study,
             scale=a.scale,
-            seeds=study.seeds if a.seeds is None else a.seeds,
+            seeds=a.seeds or (min(2, study.seeds) if a.scale == "smoke" else study.seeds),
             methods=tuple(a.methods or study.methods),
             changes=options.overrides,
             only=read_only(a.only),
@@ -196,6 +196,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
             say(f"{request.study.name}: {trained} of {total} runs were trained now")
         say(f"{request.study.name}: reading the records")
         groups = gather(request, pool)
+        if request.study.measure is not None and not a.draw:
+            request.study.measure(groups, request.methods, request.scale, say)
         section = show(request, groups)
         files = write(request, groups, section, a.runs_dir / request.scale)
         _print(section)

@@ -130,7 +130,7 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
                     f"({sets}). Choose one data set for all with --data.name."
                 )
         done = pool.ended if request.study.partial else pool.finished
-        wanted |= {run_name(c): c for c in (*request.tuning(), *request.configs()) if not done(c)}
+        wanted |= {run_name(c): c for c in (*request.configs(), *request.tuning()) if not done(c)}
     built, read = set(), set()
     for name, config in wanted.items():
         network = (config.method, config.model, config.data.name, config.data.frame_size, config.train.device)

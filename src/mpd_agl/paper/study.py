@@ -143,6 +143,8 @@ class Study:
     """Shown from the runs that there are; a run that ended in NaN counts as guessing (docs/evidence.md)."""
     protocol: bool = False
     """Its recipes are docs/evidence.md's own at `--scale cpu`, not the paper's."""
+    measure: Callable[[Sequence[Group], Sequence[str], str, Callable[[str], None]], None] | None = None
+    """Looks at the trained networks and leaves files beside their records: groups, methods, scale, who is told."""
     in_smoke: Callable[[Variant], bool] = lambda variant: True
     """Which variants `--scale smoke` keeps of a large grid."""
 
