@@ -1,13 +1,15 @@
 """Thin modules over `core` and `kernels`: tdBN, neurons, width rules, the spiking block, the readout."""
 
+from mpd_agl.nn.attention import TCJA, SpikeAttention, spike_attention, tcja
 from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time, share_batch
 from mpd_agl.nn.event_conv import CONV_IMPLS, Choice, EventConv2d, EventLayer, EventLinear, event_layers
 from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method, register_method
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron, Pass
-from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 from mpd_agl.nn.recomputing import recompute
+from mpd_agl.nn.step_norm import NORMS, TAB, TEBN, StepAffine, make_norm
 from mpd_agl.nn.width import (
     DeepTAGEWidth,
     FixedWidth,
@@ -23,9 +25,14 @@ __all__ = [
     "CONV_IMPLS",
     "LIF",
     "METHODS",
+    "NORMS",
     "PLIF",
+    "TAB",
+    "TCJA",
+    "TEBN",
     "Affine",
     "AnnBlock",
+    "BatchNorm",
     "Choice",
     "Current",
     "DeepTAGEWidth",
@@ -45,16 +52,21 @@ __all__ = [
     "QuantileWidth",
     "Readout",
     "SlopeWidth",
+    "SpikeAttention",
     "SpikingBlock",
+    "StepAffine",
     "TdBatchNorm",
     "Width",
     "affine_of",
     "event_layers",
     "fold",
+    "make_norm",
     "get_method",
     "over_time",
     "predicted",
     "recompute",
     "register_method",
     "share_batch",
+    "spike_attention",
+    "tcja",
 ]
