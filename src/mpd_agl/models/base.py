@@ -55,7 +55,7 @@ class NetworkOptions:
     norm: str = "tdbn"
     """`tdbn`, `bn`, `tebn`, `tab` or `mpbn` (`nn.step_norm`); TEBN and TAB are built for num_steps. ANNs have `bn`."""
     attention: Literal["none", "tcja"] = "none"
-    """`tcja`: gates behind the last two stages of a convolutional network (`nn.attention.TCJA`), built for num_steps."""
+    """`tcja`: gates behind the last two stages of a convolutional network (`nn.TCJA`), built for num_steps."""
     attention_steps: int = 0
     """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
     detach_reset: bool = False
@@ -102,7 +102,7 @@ class NetworkOptions:
         if self.attention != "none" and self.ann:
             raise InputError("attention 'tcja' gates timesteps, and an ANN has none. Use attention='none' with ann.")
         if not isinstance(self.attention_steps, int) or self.attention_steps < 0:
-            raise InputError(f"attention_steps must be a whole number, 0 for the default, got {self.attention_steps!r}.")
+            raise InputError(f"attention_steps must be a whole number, 0: the default, got {self.attention_steps!r}.")
         if self.conv_impl not in CONV_IMPLS:
             raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
 

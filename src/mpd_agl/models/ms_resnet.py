@@ -5,9 +5,9 @@ are added up along the network, and each block's first neuron reads the sum. Whe
 and a norm start a new sum; that convolution reads currents, so it multiplies.
 
 What the width rule needs: the sum of normalised currents has the sum of their means, and, the currents taken as
-independent, the sum of their variances: `sum_k beta_k` and `sum_k (gamma_k v_th)^2` over the norms since the last change
-of shape. The rule reads them there (`SpikingBlock.sources`). The norm at the end of a block starts at gamma = 0, as in
-the authors' code: a new block adds nothing.
+independent, the sum of their variances: `sum_k beta_k` and `sum_k (gamma_k v_th)^2` over the norms since the last
+change of shape. The rule reads them there (`SpikingBlock.sources`). The norm at the end of a block starts at gamma = 0,
+as in the authors' code: a new block adds nothing.
 """
 
 from collections import OrderedDict

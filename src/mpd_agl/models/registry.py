@@ -26,7 +26,7 @@ _TINY: dict[str, Any] = {"num_classes": 200, "num_steps": 4, "in_channels": 3, "
 MODELS: dict[str, Entry] = {
     "resnet19": Entry(resnet.resnet19, _CIFAR, "the paper's network for CIFAR-10/100 (3-3-2, SEW-ADD)"),
     "resnet18": Entry(resnet.resnet18, _CIFAR, "2-2-2-2 basic blocks"),
-    "ms-resnet18": Entry(ms_resnet.ms_resnet18, _CIFAR_T4, "currents added up along membrane shortcuts (Hu et al. 2024)"),
+    "ms-resnet18": Entry(ms_resnet.ms_resnet18, _CIFAR_T4, "membrane shortcuts: currents add up (Hu et al. 2024)"),
     "ms-resnet34": Entry(ms_resnet.ms_resnet34, _CIFAR_T4, "the same, 3-4-6-3"),
     "sew-resnet18": Entry(resnet.sew_resnet18, _CIFAR_T4, "spikes added behind neurons (Fang et al. 2021)"),
     "sew-resnet34": Entry(resnet.sew_resnet34, _CIFAR_T4, "the same, 3-4-6-3"),

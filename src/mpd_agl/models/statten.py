@@ -3,12 +3,12 @@
 Stem: four 3x3 convolutions to 1/8, 1/4, 1/2 and all of the width, with 3x3 max pooling of stride 2 behind the last two,
 or behind all four for inputs of more than 64 pixels; then a 3x3 convolution that tells positions apart. Blocks with
 membrane shortcuts: Q, K and V are spikes of 1x1 convolutions, `c Q (K^T V)` drives a neuron with half the threshold,
-and a 1x1 convolution leads back; then two 1x1 convolutions, four times as wide between. Head: neurons on the map's mean.
-With two input channels (events), Q, K and V are pooled, and the attention's spikes gate the block's own.
+and a 1x1 convolution leads back; then two 1x1 convolutions, four times as wide between. Head: neurons on the map's
+mean. With two input channels (events), Q, K and V are pooled, and the attention's spikes gate the block's own.
 
 What the width rule needs: neurons behind a convolution and its norm have predicted moments. Those that read a pooled
-map, the attention or the sum of it all do not: no parameter tells the variance of a maximum, of a product of spikes or of
-a spatial mean. Theirs are measured (`nn.moments.MeasuredMoments`).
+map, the attention or the sum of it all do not: no parameter tells the variance of a maximum, of a product of spikes or
+of a spatial mean. Theirs are measured (`nn.moments.MeasuredMoments`).
 """
 
 import math

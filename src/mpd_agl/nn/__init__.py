@@ -6,6 +6,7 @@ from mpd_agl.nn.event_conv import CONV_IMPLS, Choice, EventConv2d, EventLayer, E
 from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method, register_method
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
+from mpd_agl.nn.mpbn import FoldedLIF, NormedPotential
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron, Pass
 from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 from mpd_agl.nn.recomputing import recompute
@@ -40,12 +41,14 @@ __all__ = [
     "EventLayer",
     "EventLinear",
     "FixedWidth",
+    "FoldedLIF",
     "LSGWidth",
     "LearnableWidth",
     "MPDWidth",
     "MeasuredMoments",
     "Method",
     "Neuron",
+    "NormedPotential",
     "Pass",
     "Potential",
     "PotentialSums",
@@ -60,8 +63,8 @@ __all__ = [
     "affine_of",
     "event_layers",
     "fold",
-    "make_norm",
     "get_method",
+    "make_norm",
     "over_time",
     "predicted",
     "recompute",

@@ -18,8 +18,9 @@ from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
+from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
 from mpd_agl.nn.neuron import NOT_ASKED, Neuron, Pass, potential_of
-from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
+from mpd_agl.nn.norm import TdBatchNorm
 from mpd_agl.nn.step_norm import StepAffine, make_norm
 from mpd_agl.nn.width import MPDWidth, Width
 
@@ -70,8 +71,8 @@ class Current(nn.Module):
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name or a module of yours; those with parameters
-    per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module with `tau` and `v_th`
+    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name or a module of yours; those with
+    parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module with `tau` and `v_th`
     that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
@@ -129,8 +130,9 @@ class SpikingBlock(nn.Module):
         self.norm = norm  # type: ignore[assignment]
         self.sources = tuple(sources)  # a tuple: the network has them already
         if neuron is None:
+            make = partial(with_normed_potential, rule.neuron, channels) if name == "mpbn" else rule.neuron
             measures = synapse is None and not sources and name != "mpbn"
-            neuron = rule.neuron(
+            neuron = make(
                 tau=tau,
                 v_th=v_th,
                 surrogate=rule.surrogate_with(surrogate),
@@ -139,34 +141,22 @@ class SpikingBlock(nn.Module):
                 backend=backend,
                 **({"width": rule.width()} if measures else {}),
             )
+        elif name == "mpbn":
+            raise InputError("norm 'mpbn' makes the block's neuron, got one as well. Leave one of them out.")
         self.neuron = neuron  # type: ignore[assignment]
         self.width: Width = getattr(neuron, "width", None) or rule.width()
-        if name == "mpbn":
-            self._norm_potential(channels)
-        self.currents = nn.ModuleList(currents)
-
-    def _norm_potential(self, channels: int | None) -> None:
-        """MPBN's second norm, on the potential; a sentence for what has no meaning with it."""
-        neuron: nn.Module = self.neuron
-        if channels is None:
-            raise InputError("norm 'mpbn' of a block without a synapse needs channels=C, got none.")
-        if not isinstance(neuron, Neuron) or type(neuron).forward is not Neuron.forward or neuron.reset != "hard":
-            raise InputError(
-                "norm 'mpbn' fires on a normalised potential and resets hard, which this method's neuron "
-                f"({type(neuron).__name__}) does not. Use norm='tdbn' or 'bn', or another method."
-            )
-        if self.width.needs_batch:
+        if name == "mpbn" and self.width.needs_batch:
             raise InputError(
                 f"{type(self.width).__name__} reads the potentials of the batch before they are normalised, and norm "
-                "'mpbn' fires on the normalised ones. Use norm='tdbn' or 'bn', or another method."
+                "'mpbn' fires on the normalised ones. Use norm='bn', or another method."
             )
-        neuron.potential_norm = BatchNorm(channels)
+        self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine]:
         """gamma, beta and scale of the norms whose currents the neuron receives; empty where one cannot be read."""
-        on_potential = getattr(self.neuron, "potential_norm", None)
-        if on_potential is not None and (affine := affine_of(on_potential)) is not None:
-            return [affine._replace(of_potential=True)]
+        if isinstance(self.neuron, NormedPotential):
+            affine = affine_of(self.neuron.potential_norm)
+            return [] if affine is None else [affine._replace(of_potential=True)]
         own = self.sources if self.synapse is None else (self.norm,)
         norms: list[Any] = [*own, *(current.norm for current in self.currents)]
         found = [None if norm is None else affine_of(norm) for norm in norms]
@@ -190,10 +180,10 @@ class SpikingBlock(nn.Module):
 
     def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None, state: Tensor | None) -> Potential:
         affines = self.affines()
-        if isinstance(self.width, MPDWidth) and not torch.compiler.is_compiling():
+        looks = bool(affines) and affines[0].gamma_C.device.type == "cpu" and not torch.compiler.is_compiling()
+        if isinstance(self.width, MPDWidth) and looks:
             # In a sum of currents the squares are added, and one gamma_bar above 0 is enough.
-            if affines and affines[0].gamma_C.device.type == "cpu":
-                self.width.warn_of(max((a.gamma_C for a in affines), key=lambda gamma_C: float(gamma_C.mean())))
+            self.width.warn_of(max((a.gamma_C for a in affines), key=lambda gamma_C: float(gamma_C.mean())))
         known = x_SNC is not None or i_SNC is not None
         observe = partial(self._observed_sums, num_steps, x_SNC, i_SNC, state) if known else None
         needs, carried = self.width.needs_batch, state is not None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn.block import AnnBlock, Current, SpikingBlock
-from mpd_agl.nn.neuron import LIF, PLIF
+from mpd_agl.nn.mpbn import FoldedLIF, NormedPotential
 from mpd_agl.nn.norm import TdBatchNorm
 from mpd_agl.nn.step_norm import StepAffine
 
@@ -42,7 +42,6 @@ def _affine(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
     return (scale_C, shift_C) if norm.weight is None else (norm.weight * scale_C, norm.bias + norm.weight * shift_C)
 
 
-@torch.no_grad()
 def _fold_potential_norm(block: SpikingBlock) -> None:
     """MPBN: `scale v + shift >= v_th` as a threshold of v, one per channel.
 
@@ -50,21 +49,15 @@ def _fold_potential_norm(block: SpikingBlock) -> None:
     above: the reset to 0 has no sign. Without a synapse of its own such a neuron keeps its norm.
     """
     neuron = block.neuron
-    norm = getattr(neuron, "potential_norm", None)
-    if norm is None or type(neuron) not in (LIF, PLIF):
+    if not isinstance(neuron, NormedPotential):
         return
-    scale_C, shift_C = norm.affine()
+    scale_C, _ = neuron.potential_norm.affine()
     if bool((scale_C < 0).any()):
-        if not isinstance(block.synapse, nn.Conv2d | nn.Linear) or block.norm is not None or block.currents:
+        if block.synapse is None or block.norm is not None or block.currents:
             return
         sign_C = torch.where(scale_C < 0, -1.0, 1.0).to(scale_C)
         block.synapse = _folded(block.synapse, sign_C, torch.zeros_like(scale_C))
-    v_th = torch.as_tensor(neuron.v_th, dtype=scale_C.dtype, device=scale_C.device)
-    never = torch.full_like(scale_C, torch.finfo(torch.float32).max)
-    constant_C = torch.where(shift_C >= v_th, -never, never)
-    delattr(neuron, "v_th")
-    neuron.register_buffer("v_th", torch.where(scale_C == 0, constant_C, (v_th - shift_C) / scale_C.abs()))
-    neuron.potential_norm = None
+    block.neuron = FoldedLIF(neuron).eval()
 
 
 def fold(net: Net) -> Net:

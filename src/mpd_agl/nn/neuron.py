@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import RESETS, Surrogate, along_channels, get_surrogate, lif, noisy_spike, spike
+from mpd_agl.core import RESETS, Surrogate, get_surrogate, lif, noisy_spike
 from mpd_agl.core.mpd import Moments
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.moments import (
@@ -27,7 +27,6 @@ from mpd_agl.nn.moments import (
     moments_of,
     predicted,
 )
-from mpd_agl.nn.norm import TdBatchNorm
 from mpd_agl.nn.width import FixedWidth, LSGWidth, Width
 
 Reset = Literal["hard", "soft"]
@@ -151,8 +150,6 @@ class Neuron(nn.Module):
         self.width = width
         asks = width is not None and not isinstance(width, FixedWidth | LSGWidth)
         self.measured: MeasuredMoments | None = MeasuredMoments() if asks else None
-        self.potential_norm: TdBatchNorm | None = None
-        """MPBN: a norm on the potential before it meets the threshold; a `SpikingBlock` with norm="mpbn" puts it here."""
         self.watchers: list[Callable[[Pass], None]] = []
         self._sequences = 0
 
@@ -191,9 +188,9 @@ class Neuron(nn.Module):
     def is_fused(self) -> bool:
         """Whether `kernels` computes this neuron.
 
-        Not while it is noisy, not where a norm stands on its potential, and not where a subclass has its own `forward`.
+        Not while it is noisy, and not where a subclass has its own `forward`.
         """
-        return type(self).forward is Neuron.forward and not self.is_noisy and self.potential_norm is None
+        return type(self).forward is Neuron.forward and not self.is_noisy
 
     def dynamics(self) -> dict[str, Any]:
         """The neuron's equations as keyword arguments of `core.lif` and of `kernels`."""
@@ -270,7 +267,7 @@ class Neuron(nn.Module):
         kept_0 = state if asked else None
         if kappa_T is None:
             kappa_T = self.kappa(i_SNC, T, kept_0)
-        if self.is_noisy or self.potential_norm is not None:
+        if self.is_noisy:
             return self._noisy(i_SNC, kappa_T, residual, state)
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
@@ -328,7 +325,7 @@ class Neuron(nn.Module):
         return T
 
     def _noisy(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
-        """ASGL's training pass and MPBN's passes, by the written equations."""
+        """ASGL's training pass, by the written equations."""
         kept_0 = None if state is NOT_ASKED else state
         s_TNC, v_TNC, kept_NC = self._noisy_sequence(i_SNC, kappa_T, kept_0)
         if self.watchers:
@@ -339,31 +336,20 @@ class Neuron(nn.Module):
     def _noisy_sequence(
         self, i_SNC: Tensor, kappa_T: Tensor, kept_0: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, potentials as they meet the threshold, and last kept potentials.
-
-        ASGL mixes hard and soft spikes at random (`core.noisy_spike`). MPBN (Guo et al., ICCV 2023) fires at
-        `BN(v_t) >= v_th`, with statistics of each step of the batch; the reset is v_t's own, and hard.
+        """ASGL's outputs, potentials and last kept potentials: hard and soft spikes mixed at random
+        (`core.noisy_spike`).
         """
         # Under autocast, too, the membrane is float32.
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]).to(dtype)
-        place = None if self.replicas is None or not self.is_noisy else self.replicas.place(i_SNC.shape[1])
-        norm, dynamics, normed_T = self.potential_norm, self.dynamics(), []
-        if norm is not None:  # the threshold is compared behind the norm
-            v_th = along_channels("v_th", self.v_th, i_TNC.shape, self.channel_dim)
-            dynamics |= {"v_th": 0.0}
+        place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
 
         def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
-            if norm is not None:
-                normed_T.append(norm(u.unsqueeze(0))[0])
-                u = normed_T[-1] - v_th
-            if not self.is_noisy:
-                return spike(u, kappa, self.surrogate)
             draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
-        found = lif(i_TNC, self.tau, kappa_T, fire=fire, kept_0=kept_0, return_state=True, **dynamics)
-        return found[0], torch.stack(normed_T) if normed_T else found[1], found[2]
+        found = lif(i_TNC, self.tau, kappa_T, fire=fire, kept_0=kept_0, return_state=True, **self.dynamics())
+        return found[0], found[1], found[2]
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""

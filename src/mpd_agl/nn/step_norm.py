@@ -17,7 +17,9 @@ NORMS = ("tdbn", "bn", "tebn", "tab", "mpbn")
 """Names that `SpikingBlock(norm=...)` and `create_model(norm=...)` take."""
 
 
-def make_norm(name: str, channels: int, *, v_th: float, alpha: float = 1.0, num_steps: int | None = None) -> TdBatchNorm:
+def make_norm(
+    name: str, channels: int, *, v_th: float, alpha: float = 1.0, num_steps: int | None = None
+) -> TdBatchNorm:
     """The norm of that name behind a synapse. MPBN has a plain one here, and its second on the neuron's potential."""
     if name not in NORMS:
         raise unknown_name("norm", name, NORMS)
