@@ -72,8 +72,8 @@ class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
     `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name or a module of yours; those with
-    parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module with `tau` and `v_th`
-    that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
+    parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module with `tau`
+    and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or

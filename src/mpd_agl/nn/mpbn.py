@@ -1,6 +1,6 @@
 """MPBN (Guo et al., ICCV 2023): a second batch norm, on the membrane potential, right before it meets the threshold.
 
-`s_t = (BN(v_t) >= v_th)` with `v_t = tau v_{t-1} (1 - s_{t-1}) + i_t`: the reset is v_t's own, and hard. While training,
+`s_t = (BN(v_t) >= v_th)` with `v_t = tau v_{t-1} (1 - s_{t-1}) + i_t`: the reset is v_t's own, and hard. In training
 BN takes the statistics of each step of the batch; evaluation takes running ones, the same for all steps.
 
 What the width rule needs: BN(v_t) is N(beta, gamma^2) at every step, whatever leaks, so Eq. 7 has `kappa = 2 gamma_bar`

@@ -50,9 +50,9 @@ def by_step(values_TC: Tensor, dim: int) -> Tensor:
 
 
 class TEBN(BatchNorm):
-    """Temporal effective batch norm (Duan et al., NeurIPS 2022): `i_t = p_t (gamma (x_t - mean)/sqrt(var + eps) + beta)`.
+    """Temporal effective batch norm (Duan et al., NeurIPS 2022).
 
-    The statistics are over time, batch and space together, the learnable `p_t` (here `scale`) starts at 1.
+    `i_t = p_t (gamma (x_t - mean)/sqrt(var + eps) + beta)`. The statistics are over time, batch and space together, the learnable `p_t` (here `scale`) starts at 1.
     """
 
     per_step = True
@@ -131,7 +131,7 @@ class TAB(TdBatchNorm):
 
     def _moments(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
         """Mean and variance of each step and channel, and the number of values behind them."""
-        S, N, C = x_SNC.shape[:3]
+        S, _, C = x_SNC.shape[:3]
         if self.replicas is not None:  # steps beside channels: the parts of the batch are merged for each
             x_1NC = x_SNC.transpose(0, 1).flatten(1, 2).unsqueeze(0)
             mean, var, total, _ = kernels.batch_moments(x_1NC, self.replicas)
