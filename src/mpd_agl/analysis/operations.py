@@ -107,7 +107,5 @@ def count_operations(net: Network) -> list[LayerOps]:
     names = list(layers)
     kinds = {names[0]: "stem", names[-1]: "readout"}
     kinds |= {n: "gate" if isinstance(m, TCJA) else "attention" for n, m in gates.items()}
-    order = [
-        n for n in (p.removesuffix(".synapse").removesuffix(".linear") for p, _ in net.named_modules()) if n in macs
-    ]
-    return [LayerOps(n, macs[n], kinds.get(n, "hidden"), scales.get(n, 0)) for n in dict.fromkeys(order)]
+    order = dict.fromkeys(p.removesuffix(".synapse").removesuffix(".linear") for p, _ in net.named_modules())
+    return [LayerOps(n, macs[n], kinds.get(n, "hidden"), scales.get(n, 0)) for n in order if n in macs]

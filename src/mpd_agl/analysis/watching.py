@@ -154,7 +154,8 @@ def _affine_facts(affines: list[Affine]) -> dict[str, Any]:
     """gamma and beta over the channels of all norms whose currents are added."""
     if not affines:
         return {"gamma_bar": None, "gamma_rms": None, "beta_bar": None}
-    gamma_C, beta_C = (torch.cat([_mean_over_steps(a[k]) for a in affines]) for k in (0, 1))
+    gamma_C = torch.cat([_mean_over_steps(a.gamma_C) for a in affines])
+    beta_C = torch.cat([_mean_over_steps(a.beta_C) for a in affines])
     gamma_rms = float(gamma_C.square().mean().sqrt())
     return {"gamma_bar": float(gamma_C.mean()), "gamma_rms": gamma_rms, "beta_bar": float(beta_C.mean())}
 

@@ -137,7 +137,8 @@ def nir_graph(net: Network) -> Any:
     check_installed("nir", "nir")
     if isinstance(net, Network) and (net.options.norm in ("tebn", "tab") or net.options.attention != "none"):
         raise InputError(
-            f"NIR's nodes know no timesteps, got norm={net.options.norm!r}, attention={net.options.attention!r}. Use ONNX."
+            f"NIR's nodes know no timesteps, got norm={net.options.norm!r} and attention={net.options.attention!r}. "
+            "Use ONNX."
         )
     if not isinstance(net, ConvNet | ResNet | MsResNet):
         raise InputError(
@@ -151,8 +152,10 @@ def nir_graph(net: Network) -> Any:
     shape = (o.in_channels, o.image_size, o.image_size)
     graph = GraphBuilder(shape)
     flow = Flow(("input",), shape)
-    walk = _resnet if isinstance(net, ResNet) else _ms_resnet if isinstance(net, MsResNet) else _convnet
-    flow = walk(graph, net, flow)  # type: ignore[operator]
+    if isinstance(net, MsResNet):
+        flow = _ms_resnet(graph, net, flow)
+    else:
+        flow = _resnet(graph, net, flow) if isinstance(net, ResNet) else _convnet(graph, net, flow)
     flow = graph.synapse("readout", net.readout.linear, flow)
     graph.add("output", graph.nir.Output({"output": np.array(flow.shape)}), flow, flow.shape)
     return graph.nir.NIRGraph(graph.nodes, graph.edges)

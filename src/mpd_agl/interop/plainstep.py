@@ -64,8 +64,8 @@ class PlainNeuron(nn.Module):
         super().__init__()
         if isinstance(neuron, NormedPotential):
             raise InputError(
-                "export folds MPBN into thresholds, which needs positive gammas where a neuron has no synapse of its own "
-                "or several currents, and a gamma here is negative. Export a network with norm='bn' or 'tdbn'."
+                "export folds MPBN into thresholds, and a gamma is negative at a neuron without an own synapse or with "
+                "several currents. Export a network with norm='bn' or 'tdbn'."
             )
         if type(neuron) not in (LIF, PLIF, FoldedLIF):
             raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
@@ -154,7 +154,7 @@ def folded(net: Net) -> Net:
             f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
             "Build its spiking layers from SpikingBlock."
         )
-    is_folded = all(m.is_folded or m.norm is None for m in net.modules() if isinstance(m, SpikingBlock) and m.synapse)
+    is_folded = all(m.is_folded or m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
     return copy.deepcopy(net) if is_folded else fold(net)
 
 

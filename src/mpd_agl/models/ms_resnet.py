@@ -35,7 +35,7 @@ class MsBlock(nn.Module):
         assert self.conv2.norm is not None
         nn.init.zeros_(self.conv2.norm.weight)
         first = sources if self.shortcut is None else [self.shortcut.norm]
-        self.sources: list[nn.Module] = [*first, self.conv2.norm]  # type: ignore[list-item]
+        self.sources: list[nn.Module] = [*first, self.conv2.norm]
 
     def forward(self, x_SNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """The currents behind the block."""

@@ -76,8 +76,8 @@ class OneStep(nn.Module):
             raise InputError("an ANN has no timesteps, and so no early answer. Use a spiking network.")
         if folded.is_tied_to_steps:
             raise InputError(
-                "an early answer runs one timestep at a time, and a part of this network (norm tebn or tab, attention tcja, "
-                "statten) needs all of its steps at once. Use norm='tdbn' or 'bn' without attention."
+                "an early answer runs one timestep at a time, and a part of this network (norm tebn or tab, attention "
+                "tcja, statten) needs several at once. Use norm='tdbn' or 'bn' without attention."
             )
         norms = [n for n, m in folded.named_modules() if isinstance(m, SpikingBlock) and m.norm is not None]
         if norms or folded.training:

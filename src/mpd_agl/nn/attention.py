@@ -19,8 +19,13 @@ def tcja(x_TNCHW: Tensor, weight_t: Tensor, weight_c: Tensor) -> Tensor:
     `-(K - 1) // 2` on, and m is 0 outside.
     """
     mean_NTC = x_TNCHW.mean((3, 4)).transpose(0, 1)
-    a_NTC = F.conv1d(mean_NTC, weight_t, padding="same")
-    b_NCT = F.conv1d(mean_NTC.transpose(1, 2), weight_c, padding="same")
+    a_NTC, b_NCT = (
+        F.conv1d(F.pad(m, ((k - 1) // 2, k // 2)), weight)
+        for m, weight, k in (
+            (mean_NTC, weight_t, weight_t.shape[2]),
+            (mean_NTC.transpose(1, 2), weight_c, weight_c.shape[2]),
+        )
+    )
     gate_TNC = torch.sigmoid(a_NTC * b_NCT.transpose(1, 2)).transpose(0, 1)
     return x_TNCHW * gate_TNC[..., None, None]
 
@@ -33,8 +38,8 @@ class TCJA(nn.Module):
     def __init__(self, channels: int, num_steps: int, *, kernel_t: int = 4, kernel_c: int = 4) -> None:
         super().__init__()
         self.num_steps = num_steps
-        self.conv_t = nn.Conv1d(num_steps, num_steps, kernel_t, padding="same", bias=False)
-        self.conv_c = nn.Conv1d(channels, channels, kernel_c, padding="same", bias=False)
+        self.conv_t = nn.Conv1d(num_steps, num_steps, kernel_t, bias=False)
+        self.conv_c = nn.Conv1d(channels, channels, kernel_c, bias=False)
 
     def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Spikes times their gates."""
@@ -65,18 +70,17 @@ def spike_attention(q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor, *, heads:
 
     q, k, v = (tokens(x) for x in (q_TNCHW, k_TNCHW, v_TNCHW))
     out = q @ (k.transpose(-1, -2) @ v)
-    out = out.unflatten(3, (steps, H * W)).permute(0, 3, 1, 2, 5, 4)  # groups, steps, N, heads, D, L
-    return out.reshape(T, N, C, H, W)
+    out_TNCHW: Tensor = out.view(-1, N, heads, steps, H * W, C // heads).permute(0, 3, 1, 2, 5, 4).reshape(T, N, C, H, W)
+    return out_TNCHW
 
 
 class SpikeAttention(nn.Module):
     """`c Q (K^T V)`: a current. c is 1/H for images and 1/(H^2 B) for events, H the map's side and B the steps."""
 
-    per_step = True
-
     def __init__(self, heads: int, steps: int, *, events: bool) -> None:
         super().__init__()
         self.heads, self.steps, self.events = heads, steps, events
+        self.per_step = steps > 1
 
     def forward(self, q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor) -> Tensor:
         """The current of all T steps."""
@@ -96,10 +100,12 @@ class SpikeAttention(nn.Module):
     def active_share(self, q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor) -> float:
         """The share of those products that are not 0: k and v both spike, or q does."""
 
-        def spikes(x: Tensor) -> Tensor:
-            return (x != 0).double().unflatten(2, (self.heads, -1)).sum(3)
-
         D = q_TNCHW.shape[2] // self.heads
+
+        def spikes(x: Tensor) -> Tensor:
+            """Of each token and head."""
+            return (x != 0).double().view(*x.shape[:2], self.heads, D, -1).sum(3)
+
         both = spikes(k_TNCHW) * spikes(v_TNCHW) / (D * D)
         return float((both + spikes(q_TNCHW) / D).mean() / 2)
 

@@ -52,7 +52,8 @@ def affine_of(norm: nn.Module) -> Affine | None:
         return None
     scale = float(norm.alpha) * float(norm.v_th) if threshold_dependent else 1.0  # type: ignore[arg-type]
     if isinstance(norm, TEBN | TAB):
-        return Affine(*(a.detach() for a in norm.affine_TC()), scale)
+        gamma_TC, beta_TC = norm.affine_TC()
+        return Affine(gamma_TC.detach(), beta_TC.detach(), scale)
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     # Without an affine step every channel has gamma 1 and beta 0.
     plain = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)

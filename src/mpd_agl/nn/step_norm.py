@@ -52,7 +52,8 @@ def by_step(values_TC: Tensor, dim: int) -> Tensor:
 class TEBN(BatchNorm):
     """Temporal effective batch norm (Duan et al., NeurIPS 2022).
 
-    `i_t = p_t (gamma (x_t - mean)/sqrt(var + eps) + beta)`. The statistics are over time, batch and space together, the learnable `p_t` (here `scale`) starts at 1.
+    `i_t = p_t (gamma (x_t - mean)/sqrt(var + eps) + beta)`. The statistics are over time, batch and
+    space together, the learnable `p_t` (here `scale`) starts at 1.
     """
 
     per_step = True
