@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import PLIF, SpikingBlock
 

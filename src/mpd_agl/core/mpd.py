@@ -106,6 +106,25 @@ def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5,
     return (low + high) / 2
 
 
+WidthForm = Literal["threshold", "sigma"]
+
+
+def atgo_width(theta: Tensor, std: Tensor, *, v_th: float = 0.5, width: float = 1.0, form: WidthForm) -> Tensor:
+    """DS-ATGO (Jiang et al. 2026): `kappa = k0 (1 + tanh(theta - V_th))`, never under `KAPPA_MIN * V_th`.
+
+    `form="threshold"` is the paper's; `"sigma"` is the published code's, which has the potential's standard deviation
+    in theta's place.
+
+    >>> theta, std = torch.tensor([0.5, 1.5]), torch.tensor([0.5, 0.5])
+    >>> atgo_width(theta, std, form="threshold"), atgo_width(theta, std, form="sigma")
+    (tensor([1.0000, 1.7616]), tensor([1., 1.]))
+    """
+    if form not in ("threshold", "sigma"):
+        raise unknown_name("form", form, ("threshold", "sigma"))
+    by = theta if form == "threshold" else std
+    return (width * (1 + torch.tanh(by - v_th))).clamp_min(KAPPA_MIN * v_th)
+
+
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:
     """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)`; `sigma_t = ||v_t - v_th||_2` over the layer.
 

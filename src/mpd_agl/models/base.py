@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
 from mpd_agl.nn import (
@@ -24,6 +25,7 @@ from mpd_agl.nn import (
     EventConv2d,
     EventLinear,
     Method,
+    NormedPotential,
     Readout,
     SpikingBlock,
     make_norm,
@@ -58,7 +60,15 @@ class NetworkOptions:
     """`tcja`: gates behind the last two stages of a convolutional network (`nn.TCJA`), built for num_steps."""
     attention_steps: int = 0
     """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
+    kappa: float = 1.0
+    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
+    leak: Leak = "two"
+    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
+    gamma_start: float = 1.0
+    """Where the norms' gamma starts."""
     detach_reset: bool = False
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -89,6 +99,14 @@ class NetworkOptions:
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
+        if self.start not in ("rest", "mp-init"):
+            raise unknown_name("start", self.start, ("rest", "mp-init"))
+        if not self.kappa > 0 or not self.gamma_start > 0:
+            raise InputError(
+                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
+            )
+        if self.leak not in ("two", "full"):
+            raise unknown_name("leak", self.leak, ("two", "full"))
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
@@ -184,7 +202,7 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
-        return SpikingBlock(
+        block = SpikingBlock(
             synapse,
             currents=currents,
             method=o.method,
@@ -195,8 +213,22 @@ class Network(nn.Module):
             norm=o.norm,
             num_steps=o.num_steps,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
+        return self._started(block)
+
+    def _started(self, block: SpikingBlock) -> SpikingBlock:
+        """The block with the options' width, leak and gammas."""
+        o, neuron = self.options, block.neuron
+        if o.kappa != 1:
+            block.width.start_at(o.kappa)
+        if o.leak != "two":
+            neuron.leak = o.leak
+        for norm in (block.norm, neuron.potential_norm if isinstance(neuron, NormedPotential) else None):
+            if o.gamma_start != 1 and norm is not None:
+                nn.init.constant_(norm.weight, o.gamma_start)
+        return block
 
     def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
         """A normalised current without a neuron."""
@@ -204,7 +236,9 @@ class Network(nn.Module):
         if o.ann:
             return Current(synapse, BatchNorm(channels))
         scale = o.alpha if alpha is None else alpha
-        return Current(synapse, make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps))
+        norm = make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps)
+        nn.init.constant_(norm.weight, o.gamma_start)
+        return Current(synapse, norm)
 
     def soma(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
         """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
@@ -213,7 +247,7 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return Relu()
-        return SpikingBlock(
+        block = SpikingBlock(
             None,
             sources=sources,
             channels=channels,
@@ -224,8 +258,10 @@ class Network(nn.Module):
             norm=o.norm,
             num_steps=o.num_steps,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
+        return self._started(block)
 
     def gate(self, channels: int, stages_left: int) -> TCJA | None:
         """The attention behind a stage, if the options ask for one and at most one stage follows."""

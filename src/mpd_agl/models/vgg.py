@@ -114,18 +114,20 @@ def vgg16(options: NetworkOptions) -> ConvNet:
 def plain(options: NetworkOptions) -> ConvNet:
     """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
 
-    The image is halved after a quarter and after half of the convolutions. A gradient has only one way through such a
-    network, so its layers show whether they pass it on.
+    An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while it
+    is still larger. A gradient has only one way through such a network, so its layers show whether they pass it on.
     """
     depth = options.depth or 24
     if depth < 2:
         raise InputError(f"plain needs at least 2 layers, a convolution and the readout, got depth={depth}.")
     plan: list[int | Literal["P"]] = []
+    size = options.image_size
     for layer in range(1, depth):
         plan.append(16)
-        if layer in ((depth - 1) // 4, (depth - 1) // 2):
+        if size > 16 and layer % max(1, depth // 4) == 0:
             plan.append("P")
-    return ConvNet("plain", options, plan, average=True)
+            size //= 2
+    return ConvNet("plain", options, plan)
 
 
 def cnn8(options: NetworkOptions) -> ConvNet:

@@ -10,16 +10,22 @@ from mpd_agl.nn.mpbn import FoldedLIF, NormedPotential
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron, Pass
 from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 from mpd_agl.nn.recomputing import recompute
+from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.step_norm import NORMS, TAB, TEBN, StepAffine, make_norm
 from mpd_agl.nn.width import (
+    AtgoWidth,
     DeepTAGEWidth,
     FixedWidth,
     LearnableWidth,
     LSGWidth,
     MPDWidth,
     QuantileWidth,
+    RelativeWidth,
+    ScheduledWidth,
+    SingleStepWidth,
     SlopeWidth,
     Width,
+    set_progress,
 )
 
 __all__ = [
@@ -33,6 +39,8 @@ __all__ = [
     "TEBN",
     "Affine",
     "AnnBlock",
+    "AtgoNeuron",
+    "AtgoWidth",
     "BatchNorm",
     "Choice",
     "Current",
@@ -54,21 +62,28 @@ __all__ = [
     "PotentialSums",
     "QuantileWidth",
     "Readout",
+    "RelativeWidth",
+    "ScheduledWidth",
+    "SingleStepWidth",
     "SlopeWidth",
     "SpikeAttention",
     "SpikingBlock",
     "StepAffine",
     "TdBatchNorm",
+    "TrSGNeuron",
     "Width",
     "affine_of",
+    "diet_neuron",
     "event_layers",
     "fold",
     "get_method",
     "make_norm",
+    "mpr_neuron",
     "over_time",
     "predicted",
     "recompute",
     "register_method",
+    "set_progress",
     "share_batch",
     "spike_attention",
     "tcja",

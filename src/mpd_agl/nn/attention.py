@@ -70,7 +70,9 @@ def spike_attention(q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor, *, heads:
 
     q, k, v = (tokens(x) for x in (q_TNCHW, k_TNCHW, v_TNCHW))
     out = q @ (k.transpose(-1, -2) @ v)
-    out_TNCHW: Tensor = out.view(-1, N, heads, steps, H * W, C // heads).permute(0, 3, 1, 2, 5, 4).reshape(T, N, C, H, W)
+    out_TNCHW: Tensor = (
+        out.view(-1, N, heads, steps, H * W, C // heads).permute(0, 3, 1, 2, 5, 4).reshape(T, N, C, H, W)
+    )
     return out_TNCHW
 
 

@@ -113,6 +113,7 @@ class SpikingBlock(nn.Module):
         tau: float = 0.2,
         alpha: float = 1.0,
         detach_reset: bool = False,
+        start: str = "rest",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -140,6 +141,7 @@ class SpikingBlock(nn.Module):
                 noise=rule.noise,
                 backend=backend,
                 **({"width": rule.width()} if measures else {}),
+                **({} if start == "rest" else {"start": start}),
             )
         elif name == "mpbn":
             raise InputError("norm 'mpbn' makes the block's neuron, got one as well. Leave one of them out.")
@@ -225,9 +227,9 @@ class SpikingBlock(nn.Module):
         x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
         fused = self._is_fused(state)
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
-        # Without gradients, or folded, there is no width: inference costs nothing.
+        # Without gradients, or folded, there is no width: inference costs nothing. Some neurons set it themselves.
         folded = self.is_folded or (self.norm is None and self.synapse is not None)
-        if not torch.is_grad_enabled() or folded:
+        if not torch.is_grad_enabled() or folded or getattr(self.neuron, "sets_width", False):
             kappa_T = torch.ones(T, device=x_SNC.device)
         else:
             kept_0 = None if state is NOT_ASKED else state
@@ -279,10 +281,13 @@ class SpikingBlock(nn.Module):
         norm, neuron = self.norm, self.neuron
         assert norm is not None
         norm.check(x_SNC)
+        neuron.check_threshold()
+        kept_0 = neuron.beginning(x_SNC)
         if neuron.watchers:
-            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled()))
+            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         shared = self._shared_moments(x_SNC)
-        s_TNC, mean_C, var_C, *_ = kernels.tdbn_neuron(
+        apart = neuron.scaled or kept_0 is not None  # the residual is added behind the kernel
+        s_TNC, mean_C, var_C, *kept = kernels.tdbn_neuron(
             x_SNC,
             norm.weight,
             norm.bias,
@@ -292,19 +297,21 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=num_steps,
             batch_stats=norm.training,
-            residual=residual,
+            residual=None if apart else residual,
             norm_v_th=norm.v_th,
             alpha=norm.alpha,
             eps=norm.eps,
-            surrogate=neuron.surrogate,
-            backend=neuron.backend,
+            kept_0=kept_0,
+            return_state=kept_0 is not None,
             shared=shared,
+            **neuron.call_options(num_steps),
             **neuron.dynamics(),
         )
         if norm.training:
             count = num_steps * x_SNC[0].numel() // x_SNC.shape[2]
             norm.track(mean_C, var_C, count if shared is None else shared.total * (num_steps // x_SNC.shape[0]))
-        return s_TNC
+        spikes_TNC: Tensor = neuron.finished((s_TNC, *kept) if kept else s_TNC, residual if apart else None, False)
+        return spikes_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
         """The statistics of a training batch that other processes hold parts of."""
@@ -372,9 +379,8 @@ class SpikingBlock(nn.Module):
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
         """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps."""
         neuron = self.neuron
-        return kernels.probe(
-            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()
-        )
+        options = {**neuron.probed(), "kept_0": neuron.beginning(x_SNC), "backend": neuron.backend}
+        return kernels.probe(x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, **options)
 
 
 class AnnBlock(nn.Module):

@@ -41,8 +41,16 @@ class ModelConfig(ConfigTable):
     """tcja: gates behind the last two stages of a convolutional network, for this num_steps only."""
     attention_steps: int = Field(default=0, ge=0)
     """statten: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where num_steps is odd."""
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of stbp-tdbn and trainable-decay, and where psg and asgl start; other methods compute theirs."""
+    leak: Literal["two", "full"] = "two"
+    """Moments of the potential that a width follows: two terms of the leak sum, as Theorem 2, or all of them."""
+    gamma_start: float = Field(default=1.0, gt=0)
+    """Where gamma of the norms starts."""
     detach_reset: bool = False
     """No gradient through the reset."""
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init, Kook et al. 2026)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -82,7 +90,10 @@ class DataConfig(ConfigTable):
     """For sets without an official split."""
     split_seed: int = 0
     image_size: int = Field(default=0, ge=0, le=1024)
-    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32."""
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32.
+
+    Published images: a divisor of their size, to which blocks of pixels are averaged (14 for digits); 0: as they are.
+    """
     colour: Literal["auto", "rgb", "grey"] = "auto"
     """Own images: auto is grey if every image is."""
     frame_size: int = Field(default=48, ge=1)
@@ -108,7 +119,8 @@ class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"
-    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl or deeptage."""
+    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl, deeptage, ds-atgo,
+    ds-atgo-sigma, trsg, mpr, diet, slope-schedule or s2nn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the weights, the data's order and the augmentation."""
     model: ModelConfig = ModelConfig()
