@@ -9,7 +9,7 @@ from mpd_agl.analysis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.models.onestep import OneStep
-from mpd_agl.nn import NORMS, TCJA, fold
+from mpd_agl.nn import NORMS, TCJA, TdBatchNorm, fold
 
 
 def small(name, **options):
@@ -18,14 +18,15 @@ def small(name, **options):
     return create_model(name, **(defaults | options))
 
 
-def trained(net, x, times=8):
-    """Running statistics of the data, gammas that are not where they start."""
+def trained(net, x):
+    """Running statistics of the data, gammas and betas that are not where they start."""
+    for norm in (m for m in net.modules() if isinstance(m, TdBatchNorm)):
+        norm.momentum = 1.0
     with torch.no_grad():
         for name, p in net.named_parameters():
             if "norm" in name:
                 p.add_(0.3 * torch.rand_like(p))
-        for _ in range(times):
-            net(x)
+        net(x)
     return net.eval()
 
 
