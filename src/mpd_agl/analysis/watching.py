@@ -154,9 +154,15 @@ def _affine_facts(affines: list[Affine]) -> dict[str, Any]:
     """gamma and beta over the channels of all norms whose currents are added."""
     if not affines:
         return {"gamma_bar": None, "gamma_rms": None, "beta_bar": None}
-    gamma_C, beta_C = torch.cat([a.gamma_C for a in affines]), torch.cat([a.beta_C for a in affines])
+    gamma_C = torch.cat([_mean_over_steps(a.gamma_C) for a in affines])
+    beta_C = torch.cat([_mean_over_steps(a.beta_C) for a in affines])
     gamma_rms = float(gamma_C.square().mean().sqrt())
     return {"gamma_bar": float(gamma_C.mean()), "gamma_rms": gamma_rms, "beta_bar": float(beta_C.mean())}
+
+
+def _mean_over_steps(values: Tensor) -> Tensor:
+    """Per channel, of a norm that may have values for every step (TEBN, TAB)."""
+    return values.mean(0) if values.dim() == 2 else values
 
 
 _NOTHING_PREDICTED: dict[str, list[float]] = {
@@ -215,7 +221,7 @@ class OwnLayer:
         sums.begins()
         sums.add(0, sums_T6, x_SNC[0].numel())
         sums.kappa_T.update(enumerate(kappa_T))
-        if self.block is not None:
+        if self.block is not None and self.block.synapse is not None:
             s_in = args[0] if args else kwargs["s_SNC"]
             sums.inputs = [sums.inputs[0] + float(torch.count_nonzero(s_in)), sums.inputs[1] + s_in.numel()]
         spikes = output[0] if isinstance(output, tuple) else output
@@ -308,8 +314,8 @@ def _detail(sums: Sums, affines: list[Affine]) -> LayerDetail | None:
     low, high = (rest + end for end in reach(sums.facts["v_th"] - rest))
     return LayerDetail(
         Histogram(low, high, [sums.detail_TB[t].tolist() for t in sorted(sums.detail_TB)], sums.samples),
-        [v for a in affines for v in _short(a.gamma_C)],
-        [v for a in affines for v in _short(a.beta_C)],
+        [v for a in affines for v in _short(_mean_over_steps(a.gamma_C))],
+        [v for a in affines for v in _short(_mean_over_steps(a.beta_C))],
         [] if sums.fired_C is None else sums.fired_C.tolist(),
     )
 

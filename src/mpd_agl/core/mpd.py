@@ -52,14 +52,21 @@ def potential_moments(
     `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1: `N((1 +
     tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t)
     std^2` with `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std.
+    Where `mean` and `std` hold one value per step, step t takes its own and what leaks from those before it.
     Neither knows the reset, and both take the inputs of different steps as independent: approximations.
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
+    if leak not in ("two", "full"):
+        raise unknown_name("leak", leak, ("two", "full"))
+    if mean.dim():
+        # t - j steps leak by tau^(t-j); the theorem keeps j = t and j = t - 1.
+        steps_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
+        ago_TT = steps_T[:, None] - steps_T
+        kept_TT = tau.pow(ago_TT.clamp_min(0)) * ((ago_TT >= 0) & (ago_TT <= (1 if leak == "two" else num_steps)))
+        return kept_TT @ mean, (kept_TT.square() @ std.square()).sqrt()
     if leak == "full":
         exponents_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
         return tau.pow(exponents_T).cumsum(0) * mean, (tau * tau).pow(exponents_T).cumsum(0).sqrt() * std
-    if leak != "two":
-        raise unknown_name("leak", leak, ("two", "full"))
     later = num_steps - 1
     mean_T = torch.cat([mean.reshape(1), ((1 + tau) * mean).reshape(1).expand(later)])
     std_T = torch.cat([std.reshape(1), (torch.sqrt(1 + tau * tau) * std).reshape(1).expand(later)])

@@ -4,6 +4,7 @@ A number is a 3x3 convolution with that many channels, `P` is 2x2 average poolin
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -35,9 +36,10 @@ class ConvNet(Network):
             self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0
         self.order: list[str] = []
-        for item in plan:
+        for index, item in enumerate(plan):
             if item == "P":
                 size //= 2
+                self._add_gate(plan, index, channels)
                 self.order.append("pool")
                 continue
             number += 1
@@ -45,6 +47,8 @@ class ConvNet(Network):
             self.add_module(f"conv{number}", self.conv(channels, out))
             self.order.append(f"conv{number}")
             channels = out
+        if plan[-1] != "P":
+            self._add_gate(plan, len(plan), channels)
         if size < 1:
             raise InputError(
                 f"{name} halves the image {plan.count('P')} times and needs image_size of at least "
@@ -59,6 +63,13 @@ class ConvNet(Network):
             features = options.channels(count)
         self.readout = readout(features, options)
         set_chain(self, number + self.num_hidden)  # no shortcut anywhere
+
+    def _add_gate(self, plan: Plan, end: int, channels: int) -> None:
+        """The attention behind the stage that ends there: a stage is the convolutions up to a pooling."""
+        stages_left = sum(a == "P" != b for a, b in pairwise(plan[end:]))
+        if (gate := self.gate(channels, stages_left)) is not None:
+            self.add_module(f"gate{end}", gate)
+            self.order.append(f"gate{end}")
 
     def stages(self) -> Iterator[list[nn.Module]]:
         """Each convolution, with the pooling behind it."""

@@ -15,7 +15,8 @@ class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
-    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16, cnn8 or plain; or your own network as MODULE:FACTORY.
+    """resnet19, resnet18, ms-resnet18, ms-resnet34, sew-resnet18, sew-resnet34, statten, vggsnn, vgg11, vgg13, vgg16,
+    cnn8 or plain; or your own network as MODULE:FACTORY.
 
     That imports your module, also from the current directory, and calls the factory with those of num_classes,
     in_channels, image_size, num_steps and method that it takes: it runs your code. The other fields here are not used.
@@ -23,7 +24,7 @@ class ModelConfig(ConfigTable):
     width_mult: float = Field(default=1.0, gt=0)
     """Multiplies every layer's channels."""
     depth: int = Field(default=0, ge=0)
-    """Layers of a network that leaves its depth free (plain); 0: the network's own."""
+    """Layers of a network that leaves its depth free (plain; blocks of statten); 0: the network's own."""
     num_steps: int = Field(default=2, ge=1)
     """T: timesteps; event data are cut into as many frames."""
     surrogate: str = "auto"
@@ -34,6 +35,12 @@ class ModelConfig(ConfigTable):
     """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
     alpha: float = Field(default=1.0, gt=0)
     """tdBN's scale."""
+    norm: Literal["tdbn", "bn", "tebn", "tab", "mpbn"] = "tdbn"
+    """Norm before each neuron: tdBN, plain batch norm, TEBN, TAB (both for this num_steps only), MPBN."""
+    attention: Literal["none", "tcja"] = "none"
+    """tcja: gates behind the last two stages of a convolutional network, for this num_steps only."""
+    attention_steps: int = Field(default=0, ge=0)
+    """statten: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where num_steps is odd."""
     kappa: float = Field(default=1.0, gt=0)
     """The width of stbp-tdbn and trainable-decay, and where psg and asgl start; other methods compute theirs."""
     leak: Literal["two", "full"] = "two"
