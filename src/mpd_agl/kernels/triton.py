@@ -83,7 +83,10 @@ def _bump_kappa(u, kappa, h, SURROGATE: tl.constexpr):
 @triton.jit
 def _channels(CHANNELS: tl.constexpr):
     """The channels of this program's tiles."""
-    return tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    c = tl.arange(0, CHANNELS)
+    if CHANNELS > 1:  # else there is one channel in all, and the compiler sees that rows are contiguous
+        c += tl.program_id(1) * CHANNELS
+    return c
 
 
 @triton.jit
@@ -374,15 +377,15 @@ def tile_of(C: int, values: int) -> dict[str, int]:
     return {"ROWS": max(1, values // channels), "CHANNELS": channels}
 
 
-def values_of(dtype: torch.dtype, num_steps: int = 1) -> int:
+def values_of(dtype: torch.dtype, num_steps: int = 1, general: bool = False) -> int:
     """Values of a tile: 16 bytes of x for each thread, fewer where the potentials of T steps must stay in registers."""
-    each = min(16 // dtype.itemsize, max(2, 64 // num_steps))
-    return each * 32 * WARPS
+    steps = triton.next_power_of_2(num_steps) * (2 if general else 1)
+    return min(16 // dtype.itemsize, max(1 if general else 2, 32 // steps)) * 32 * WARPS
 
 
-def keeps_x(dtype: torch.dtype, num_steps: int) -> bool:
-    """Whether the backward pass keeps x in registers beside the potentials."""
-    return num_steps * values_of(dtype, num_steps) // (32 * WARPS) <= 32
+def keeps_x(values: int, num_steps: int) -> bool:
+    """Whether a thread of the backward pass keeps x in registers beside the potentials."""
+    return num_steps * values // (32 * WARPS) <= 32
 
 
 def _grid(rows: int, C: int, tile: dict[str, int], *, adds_up: bool) -> tuple[int, int, int]:
@@ -503,7 +506,8 @@ def backward(
     for begin, kept_0 in zip(reversed(starts), reversed(states), strict=True):
         end = min(begin + MOST_STEPS, T)
         steps = end - begin
-        tile = tile_of(C, values_of(x_SMC.dtype, steps))
+        values = values_of(x_SMC.dtype, steps, general)
+        tile = tile_of(C, values)
         down, across, tiles = _grid(M, C, tile, adds_up=True)
         sums = x_SMC.new_empty((down, 4 if general else 3, C), dtype=torch.float32)
         by_step = sums.new_empty((down * across, steps)) if want_kappa else None
@@ -512,7 +516,7 @@ def backward(
         x, g, dv, kappa, gain = (_part(a, begin, end) for a in (x_SMC, g_TMC, dv, kappa_T, gain_T))
         tensors = (g, *vectors, kappa, gain, kept_0, dkept, dv, dkept_0, sums, by_step)
         neuron = {"T": steps, "STILL": still, "GENERAL": general, "SOFT": soft, "SURROGATE": surrogate.name}
-        kind = {"DETACH_RESET": detach_reset, "KEEP_X": keeps_x(x_SMC.dtype, steps)}
+        kind = {"DETACH_RESET": detach_reset, "KEEP_X": keeps_x(values, steps)}
         steps_2 = triton.next_power_of_2(steps)
         _launch(
             _backward, (down, across), x, *tensors, M, C, M * C, tiles, **neuron, **kind, STEPS=steps_2, **tile
