@@ -1,12 +1,12 @@
 """Compile every Triton kernel for GPUs that are not there, and record what the machine code holds.
 
-    python tools/gpu_compile.py -o docs/results/gpu/compiled.json      the whole table, some minutes
-    python tools/gpu_compile.py --targets sm_80 --cases T4 -o -        some of it, to the screen
+    python tools/gpu_compile.py -o docs/results/gpu/compiled.json      the whole table, about ten minutes
+    python tools/gpu_compile.py --targets sm_80 --cases T4             some of it, to the screen
 
 The launches are the backend's own: it is called on the `meta` device at the sizes of ResNet-19's first stage, and each
 launch is compiled with the very arguments. For NVIDIA `ptxas -v` tells registers, spills and shared memory, and the PTX
 tells how many bytes a thread reads and writes through each argument; for AMD the assembly's metadata tells registers
-and spills. Needs the package triton and no GPU.
+and spills. Needs the package triton and no GPU. A file that is there keeps its rows of other targets.
 """
 
 import argparse
@@ -209,12 +209,14 @@ def main():
     parser.add_argument("--cases", nargs="+", help="names, or beginnings of names")
     parser.add_argument("-o", "--out", default="-", help="the file to write; - is the screen")
     a = parser.parse_args()
+    kept = json.loads(Path(a.out).read_text())["kernels"] if Path(a.out).exists() else []
+    kept = [row for row in kept if row["target"] not in a.targets]
     record = {
         "what": "tools/gpu_compile.py",
         "triton": version("triton"),
         "torch": torch.__version__,
         "values_of_a_step": [ROWS, CHANNELS],
-        "kernels": table(a.targets, a.cases),
+        "kernels": sorted(kept + table(a.targets, a.cases), key=lambda row: list(TARGETS).index(row["target"])),
     }
     text = json.dumps(record, indent=None, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n"
     if a.out == "-":

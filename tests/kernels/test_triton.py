@@ -71,10 +71,8 @@ def test_any_rank(shape, channel_dim):
 
 def test_programs_that_walk_over_several_tiles(monkeypatch):
     """On a small input every tile has a program of its own; a large one shares them, and the order stays fixed."""
-    case = make_case(3, 3, N=50, C=70)
-    compare(case, "triton", "arctan-peak", device=DEVICE)
-    monkeypatch.setattr(kernels, "PROGRAMS", 4)
-    compare(case, "triton", "arctan-peak", device=DEVICE)
+    monkeypatch.setattr(kernels, "PROGRAMS", 2)
+    compare(make_case(2, 2, N=20), "triton", "arctan-peak", device=DEVICE)  # 4 tiles of 64 rows
 
 
 def test_the_same_bits_every_time():
