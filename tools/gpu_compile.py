@@ -30,7 +30,9 @@ from triton.compiler import ASTSource
 from mpd_agl.core import SURROGATES, get_surrogate
 from mpd_agl.kernels import triton as kernels
 
-TARGETS = {f"sm_{c}": GPUTarget("cuda", c, 32) for c in (75, 80, 86, 89, 90)} | {"gfx942": GPUTarget("hip", "gfx942", 64)}
+TARGETS = {f"sm_{c}": GPUTarget("cuda", c, 32) for c in (75, 80, 86, 89, 90)} | {
+    "gfx942": GPUTarget("hip", "gfx942", 64)
+}
 ROWS, CHANNELS = 100 * 32 * 32, 128
 """One timestep of ResNet-19's first stage at batch 100."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,7 +49,12 @@ def cases():
         found[f"T4 {name} still"] = (name, 4, CHANNELS, {"still": True})
         found[f"T4 {name} residual"] = (name, 4, CHANNELS, {"residual": True})
     for surrogate in SURROGATES:
-        found[f"T4 bfloat16 {surrogate}, width learnt"] = ("bfloat16", 4, CHANNELS, {"surrogate": surrogate, "kappa": True})
+        found[f"T4 bfloat16 {surrogate}, width learnt"] = (
+            "bfloat16",
+            4,
+            CHANNELS,
+            {"surrogate": surrogate, "kappa": True},
+        )
     for T in (4, 32):
         for reset in ("hard", "soft"):
             options = {"general": True, "soft": reset == "soft"}
@@ -84,31 +91,31 @@ def launches(dtype, T, C, options):
 
 
 def compiled(call, constants, target):
-    """The kernel compiled with the arguments of a launch, as Triton would specialise it."""
+    """The kernel compiled with the arguments of a launch, as Triton would specialise it, and the arguments it kept."""
     function, _, *args = call
     names = [n for n in function.arg_names if n not in constants]
     fixed, signature, attributes = dict(constants), {}, {}
-    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64"}
+    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
     for name, value in zip(names, args, strict=True):
-        aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if value is None or (isinstance(value, int) and value == 1):
             fixed[name] = value
         elif isinstance(value, torch.Tensor):
             signature[name] = types[value.dtype]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
-        if aligned:
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[(function.arg_names.index(name),)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(fixed, "constexpr")
     signature = {name: signature[name] for name in function.arg_names}
     places = {(function.arg_names.index(name),): value for name, value in fixed.items()}
     source = ASTSource(function, signature, places, attributes)
     options = {"num_warps": kernels.WARPS, "enable_fp_fusion": True}
-    return triton.compile(source, target=target, options=options)
+    kept = [n for n in function.arg_names if n not in fixed]
+    return triton.compile(source, target=target, options=options), kept
 
 
-def ptxas(ptx, capability):
-    """Registers, spilled bytes and shared memory of a thread, by the assembler that comes with Triton."""
+def ptxas(ptx):
+    """Registers and spilled bytes of a thread, by the assembler that comes with Triton."""
     program = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
@@ -122,6 +129,7 @@ def ptxas(ptx, capability):
 
 def amd(assembly):
     """The same for AMD, from the metadata of its assembly."""
+
     def number(key):
         return int(re.search(rf"\.{key}:\s*(\d+)", assembly).group(1))
 
@@ -145,7 +153,7 @@ def accesses(ptx, names):
         for line in lines:
             if m := re.search(rf"ld\.param\.[bu]64\s+(%rd\d+), \[{entry}_param_(\d+)\]", line):
                 made_from[m.group(1)] = int(m.group(2))
-            elif (m := re.match(r"(?:add|sub|mov|cvta|selp|mad|shl|or)\S*\s+(%rd\d+), (.*);", line)):
+            elif m := re.match(r"(?:add|sub|mov|cvta|selp|mad|shl|or)\S*\s+(%rd\d+), (.*);", line):
                 origins = [made_from[r] for r in re.findall(r"%rd\d+", m.group(2)) if r in made_from]
                 if origins:
                     made_from.setdefault(m.group(1), origins[0])
@@ -160,25 +168,20 @@ def accesses(ptx, names):
 
 
 def look(call, constants, name):
-    """What is recorded of one compiled kernel."""
-    target = TARGETS[name]
-    kernel = compiled(call, constants, target)
+    """What is recorded of one compiled kernel; bytes are a thread's, for each value of x and timestep it works on."""
+    function, target = call[0], TARGETS[name]
+    kernel, names = compiled(call, constants, target)
     row = {"shared_bytes": kernel.metadata.shared}
     if target.backend == "hip":
         return row | amd(kernel.asm["amdgcn"])
-    row |= ptxas(kernel.asm["ptx"], target.arch)
-    function, _, x, *_ = call
-    fixed = {n for n, v in zip(function.arg_names, call[2:], strict=False) if v is None or (isinstance(v, int) and v == 1)}
-    names = [n for n in function.arg_names if n not in constants and n not in fixed]
+    row |= ptxas(kernel.asm["ptx"])
     found = accesses(kernel.asm["ptx"], names)
-    per_thread = constants.get("ROWS", 1) * constants.get("CHANNELS", constants.get("COLUMNS", 1)) // (32 * kernels.WARPS)
+    assert "?" not in found, f"{function.__name__} on {name}: an address that no argument explains"
     data = {n: found[n] for n in DATA.get(function.__name__, "").split() if n in found}
     if data:
-        steps = constants.get("T", 1)
-        row["bytes_per_value"] = {n: sum(b for _, b in got) / max(1, per_thread) / steps for n, got in data.items()}
+        values = constants["ROWS"] * constants["CHANNELS"] // (32 * kernels.WARPS) * constants.get("T", 1)
+        row["bytes_per_value"] = {n: sum(b for _, b in got) / values for n, got in data.items()}
         row["vector_bytes"] = {n: max(b for _, b in got) for n, got in data.items()}
-    if "?" in found:
-        row["unknown_accesses"] = len(found["?"])
     return row
 
 

@@ -2,9 +2,9 @@
 
     python tools/gpu_meta.py -o docs/results/gpu/meta.json
 
-A tensor there has a shape and a layout and no values. An operand that was left on the CPU is an error, and so is every
-line that needs a value on the host (`.item()`, `float(t)`, a branch on a tensor): on a GPU it would wait for the device.
-A step that passes has none of either. A dispatch mode counts the copies of activations.
+A tensor there has a shape and a layout and no values. An operand that was left on the CPU is an error, and so is
+every line that needs a value on the host (`.item()`, `float(t)`, a branch on a tensor), which would wait for a GPU. A
+step that passes has none of either. A dispatch mode counts the copies of activations.
 
 Where torch's meta device differs from a GPU, this program does what the GPU does, and nothing else: a convolution of
 channels_last input answers in channels_last (as `cudnn_conv_suggest_memory_format` has it), autocast casts the inputs
@@ -19,8 +19,6 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
-
-os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import torch.distributed as dist
@@ -91,7 +89,7 @@ class Autocast(TorchFunctionMode):
 
 @contextmanager
 def as_on_a_gpu():
-    """torch's fused optimizers refuse the meta device by its name; the names of two processes for shared statistics."""
+    """torch's fused optimizers refuse the meta device by its name: let them pass."""
     with ExitStack() as stack:
         for module in ("sgd", "adam"):
             stack.enter_context(patch(f"torch.optim.{module}._device_dtype_check_for_fused", lambda *a, **k: None))
@@ -141,7 +139,9 @@ def table(presets, backends=BACKENDS, precisions=PRECISIONS):
             for precision in precisions:
                 for shared in (False, True) if precision == "float32" else (False,):
                     found = step(read_preset(preset), backend=backend, precision=precision, shared=shared)
-                    rows.append({"preset": preset, "backend": backend, "precision": precision, "shared": shared, **found})
+                    rows.append(
+                        {"preset": preset, "backend": backend, "precision": precision, "shared": shared, **found}
+                    )
     return rows
 
 

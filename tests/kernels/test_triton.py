@@ -23,7 +23,7 @@ if DEVICE == "cpu":
     # Spikes that are 0 or 1 hide an inside that was never computed, so numpy's warnings are errors here too.
     pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-from mpd_agl.kernels import triton as kernels
+from mpd_agl.kernels import triton as kernels  # noqa: E402
 
 
 def on_device(*tensors):
@@ -176,7 +176,9 @@ def test_far_from_the_threshold_everything_is_finite():
         k0, k1 = (torch.tensor([0.01, 2.0], dtype=a.dtype, device=a.device, requires_grad=True) for a in (want, got))
         s0, _ = lif(want, 0.2, k0, surrogate=name, detach_reset=True)
         s1 = neuron(got, 0.2, k1, num_steps=2, surrogate=name, detach_reset=True, backend="triton")
-        for a, b in zip(torch.autograd.grad(s1.sum(), (got, k1)), torch.autograd.grad(s0.sum(), (want, k0))):
+        for a, b in zip(
+            torch.autograd.grad(s1.sum(), (got, k1)), torch.autograd.grad(s0.sum(), (want, k0)), strict=True
+        ):
             assert difference(a.cpu(), b) < TOLERANCE, name
 
 

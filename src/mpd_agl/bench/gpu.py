@@ -149,7 +149,10 @@ def page(record: dict[str, Any]) -> str:
     d, s = record["device"], record["setting"]
     lines = [f"# mpd-agl bench gpu: {d['name']}", ""]
     if d.get("stands_for_a_gpu"):
-        lines += ["A CPU in the GPU's place, with a small network: this shows that the command works. No figure counts.", ""]
+        lines += [
+            "A CPU in the GPU's place, with a small network: this shows that the command works. No figure counts.",
+            "",
+        ]
     lines += [", ".join(f"{k} {v}" for k, v in {**d, **record["versions"]}.items() if k != "name") + ".", ""]
     lines += ["## Backends", ""]
     lines += [f"- {n}: {why or 'works'}" for n, why in record["backends"].items()]

@@ -144,31 +144,35 @@ def _layers(task: dict[str, Any]) -> dict[str, Any]:
     """The fused step alone, forward and backward, at the sizes of ResNet-19's stages."""
     import torch
 
-    from mpd_agl.kernels import tdbn_neuron
-
-    device, T, N = task["device"], task["T"], task["batch"]
-    dtype = getattr(torch, task["precision"])
     rows = []
     for wide, size in LAYERS:
         C = max(1, round(wide * task["width_mult"]))
-        x = torch.randn(T * N, C, size, size, device=device, dtype=dtype)
-        x = x.contiguous(memory_format=torch.channels_last).view(T, N, C, size, size).requires_grad_()
-        one, zero = torch.ones(C, device=device), torch.zeros(C, device=device)
-        tau, kappa = torch.tensor(0.2, device=device), torch.ones(T, device=device)
-        gamma, beta, options = one.clone().requires_grad_(), zero.clone().requires_grad_(), {"num_steps": T}
-
-        def work() -> None:
-            running = (zero, one, tau, kappa)
-            s, _, _ = tdbn_neuron(
-                x, gamma, beta, *running, batch_stats=True, backend=task["contender"], **options
-            )  # noqa: B023
-            torch.autograd.grad(s, (x, gamma, beta), s.detach())
-
-        first, taken = _timed(work, device, task["seconds"] / len(LAYERS))
+        x = torch.randn(task["T"] * task["batch"], C, size, size, device=task["device"])
+        x = x.to(getattr(torch, task["precision"])).contiguous(memory_format=torch.channels_last)
+        x = x.view(task["T"], task["batch"], C, size, size)
+        first, taken = _timed(_fused_step(x, task["contender"]), task["device"], task["seconds"] / len(LAYERS))
         seconds = statistics.median(taken)
-        moved = 9 * x.numel() * dtype.itemsize  # moments 1, forward 2, backward 3, normalise_grad 3
+        moved = 9 * x.numel() * x.element_size()  # moments 1, forward 2, backward 3, normalise_grad 3
         rows.append({"C": C, "size": size, "first_s": first, "ms": 1e3 * seconds, "GB_per_s": moved / seconds / 1e9})
     return {"layers": rows}
+
+
+def _fused_step(x_TNC: Any, backend: str) -> Callable[[], Any]:
+    """A function that runs tdBN, neuron and surrogate on x, forward and backward."""
+    import torch
+
+    from mpd_agl.kernels import tdbn_neuron
+
+    T, C, device = x_TNC.shape[0], x_TNC.shape[2], x_TNC.device
+    x, gamma, beta = x_TNC.requires_grad_(), torch.ones(C, device=device), torch.zeros(C, device=device)
+    running, leaves = (beta.clone(), gamma.clone()), (x, gamma.requires_grad_(), beta.requires_grad_())
+    tau, kappa = torch.tensor(0.2, device=device), torch.ones(T, device=device)
+
+    def work() -> None:
+        s, _, _ = tdbn_neuron(*leaves, *running, tau, kappa, num_steps=T, batch_stats=True, backend=backend)
+        torch.autograd.grad(s, leaves, s.detach())
+
+    return work
 
 
 if __name__ == "__main__":

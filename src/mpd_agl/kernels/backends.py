@@ -1,8 +1,8 @@
 """The backends of the fused step, by name: the same function at other speeds.
 
 `eager` is plain PyTorch, `native` the C++ kernels, `triton` the GPU kernels, `compiled` the plain form through
-`torch.compile`; `auto` is the best that works here. A backend never switches silently: asking for one that cannot run is an error, and `auto` says
-once what it took and why.
+`torch.compile`; `auto` is the best that works here. A backend never switches silently: asking for one that cannot run
+is an error, and `auto` says once what it took and why.
 """
 
 import logging
@@ -113,12 +113,12 @@ def _no_triton(device_type: str, dtype: torch.dtype) -> str:
         return "the triton kernels run on a GPU, and the input is on cpu (TRITON_INTERPRET=1 interprets them, slowly)"
     if device_type not in ("cpu", "cuda", "meta"):
         return f"the triton kernels run on a GPU of NVIDIA or AMD, and the input is on {device_type}"
-    if device_type == "cuda" and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability()
-        if capability < LEAST_CAPABILITY:
-            least, here = (".".join(map(str, a)) for a in (LEAST_CAPABILITY, capability))
-            return f"the triton kernels need a GPU of compute capability {least} or newer, and this one has {here}"
     try:
+        if device_type == "cuda" and not torch.version.hip:
+            capability = torch.cuda.get_device_capability()
+            if capability < LEAST_CAPABILITY:
+                least, here = (".".join(map(str, a)) for a in (LEAST_CAPABILITY, capability))
+                return f"the triton kernels need a GPU of compute capability {least} or newer, and this one has {here}"
         ones = torch.ones(2, 1, 4, device=device_type)
         one_C = ones[0, 0]
         spikes, _ = _triton().forward(ones, 0 * one_C, one_C, 0 * one_C, one_C[0], 0.5, 2, None)

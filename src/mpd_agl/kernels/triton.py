@@ -210,7 +210,7 @@ def _backward(
             else:
                 v = tau_C * kept + i
             kept = _reset(v, v_th_C, SOFT)
-            v_T, x_T = v_T + (v,), x_T + (x_t,)
+            v_T, x_T = v_T + (v,), x_T + (x_t,)  # noqa: RUF005 (Triton's language has no *)
             if t + 1 < T:
                 g_at += step
                 if not STILL:
@@ -518,9 +518,7 @@ def backward(
         neuron = {"T": steps, "STILL": still, "GENERAL": general, "SOFT": soft, "SURROGATE": surrogate.name}
         kind = {"DETACH_RESET": detach_reset, "KEEP_X": keeps_x(values, steps)}
         steps_2 = triton.next_power_of_2(steps)
-        _launch(
-            _backward, (down, across), x, *tensors, M, C, M * C, tiles, **neuron, **kind, STEPS=steps_2, **tile
-        )
+        _launch(_backward, (down, across), x, *tensors, M, C, M * C, tiles, **neuron, **kind, STEPS=steps_2, **tile)
         found.append(_totals(sums))
         dvs.append(dv)
         dkappas.append(torch.zeros_like(kappa) if by_step is None else _totals(by_step))
