@@ -185,7 +185,7 @@ def look(call, constants, name):
     return row
 
 
-def table(targets, wanted):
+def table(targets, wanted, some):
     """Every kernel of every case on every target."""
     rows, known = [], {}
     for case, (dtype, T, C, options) in cases().items():
@@ -193,6 +193,9 @@ def table(targets, wanted):
             continue
         for call, constants in launches(dtype, T, C, options):
             function, grid = call[0], call[1]
+            kernel = function.__name__.strip("_")
+            if some and kernel not in some:
+                continue
             kinds = [str(a.dtype) if isinstance(a, torch.Tensor) else a for a in call[2:]]
             key = json.dumps([function.__name__, kinds, constants])
             for target in targets:
@@ -200,7 +203,6 @@ def table(targets, wanted):
                     continue
                 known[key, target] = True
                 row = look(call, constants, target)
-                kernel = function.__name__.strip("_")
                 rows.append({"case": case, "kernel": kernel, "target": target, "programs": list(grid), **row})
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
@@ -210,6 +212,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--cases", nargs="+", help="names, or beginnings of names")
+    parser.add_argument("--kernels", nargs="+", help="names, such as forward (default: all)")
     parser.add_argument("-o", "--out", default="-", help="the file to write; - is the screen")
     a = parser.parse_args()
     kept = json.loads(Path(a.out).read_text())["kernels"] if Path(a.out).exists() else []
@@ -219,7 +222,9 @@ def main():
         "triton": version("triton"),
         "torch": torch.__version__,
         "values_of_a_step": [ROWS, CHANNELS],
-        "kernels": sorted(kept + table(a.targets, a.cases), key=lambda row: list(TARGETS).index(row["target"])),
+        "kernels": sorted(
+            kept + table(a.targets, a.cases, a.kernels), key=lambda row: list(TARGETS).index(row["target"])
+        ),
     }
     text = json.dumps(record, indent=None, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n"
     if a.out == "-":

@@ -50,22 +50,16 @@ def hold_counts(rows):
 @needs_triton
 def test_the_machine_code_of_a_training_step(tmp_path):
     command = [sys.executable, "tools/gpu_compile.py", "--targets", "sm_80", "--cases", "T2 bfloat16"]
+    command += ["--kernels", "forward", "backward"]
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     out = tmp_path / "compiled.json"
     subprocess.run([*command, "-o", str(out)], cwd=ROOT, env=env, check=True, capture_output=True)
     rows = json.loads(out.read_text())["kernels"]
-    assert {r["kernel"] for r in rows} == {
-        "moments",
-        "merge_moments",
-        "forward",
-        "backward",
-        "normalise_grad",
-        "add_up",
-    }
+    assert [r["kernel"] for r in rows] == ["forward", "backward"]
     hold_counts(rows)
     for row in rows:
         assert row["registers"] <= 128
-        assert set(row.get("vector_bytes", {"x": 16}).values()) == {16}
+        assert set(row["vector_bytes"].values()) == {16}
 
 
 def test_the_recorded_table_holds_the_counts():
