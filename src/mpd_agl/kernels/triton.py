@@ -22,8 +22,6 @@ from mpd_agl.errors import InputError
 from mpd_agl.kernels import plain
 from mpd_agl.kernels.native import surrogate_code
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels run in Triton's interpreter, on CPU tensors."""
 MOST_STEPS = 32
 """Steps of one launch: with more, the potentials of the backward pass would not fit into registers."""
 PROGRAMS = 1024
