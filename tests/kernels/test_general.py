@@ -170,6 +170,22 @@ def test_every_surrogate_at_every_simd_level(name, surrogate, level):
     Case(3, 3, (N, C, *SPACE), OPTIONS[name], surrogate=surrogate, seed=1).compare("native")
 
 
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 6, 10])
+@pytest.mark.parametrize("surrogate", ["rectangular", "sigmoid"])
+def test_a_gain_in_the_default_form_at_every_simd_level(surrogate, T, level):
+    case = Case(T, T, (N, C, *SPACE), OPTIONS["gain"], surrogate=surrogate, seed=2)
+    del case.leaves["kappa"]  # no gradient of the width: the kernels that know T at compile time
+    kappa = torch.linspace(0.7, 1.3, T, dtype=torch.float64)
+    want, got = ({k: a.to(d).requires_grad_() for k, a in case.leaves.items()} for d in (torch.float64, torch.float32))
+    s0, s1 = case.by_core({**want, "kappa": kappa})[0], case.by_kernel({**got, "kappa": kappa.float()}, "native")[0]
+    assert torch.equal(s1.double(), s0)
+    expected = torch.autograd.grad((s0 * case.g).sum(), list(want.values()))
+    found = torch.autograd.grad((s1 * case.g.float()).sum(), list(got.values()))
+    for name, a, b in zip(want, found, expected, strict=True):
+        if T > 1 or name != "tau":
+            assert difference(a, b) < TOLERANCE, f"gradient of {name}"
+
+
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_eager_in_float64_to_the_last_digits(name):
     for norm in (True, False):

@@ -17,6 +17,7 @@ from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
 from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes, take_out
 from mpd_agl.adapt.surrogates import Shape, measure, with_width
+from mpd_agl.adapt.synapses import fast_synapses
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.methods import Method, get_method
@@ -25,6 +26,7 @@ from mpd_agl.nn.neuron import Neuron
 
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
+Fuse = bool | Literal["dense"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ def adapt(
     momentum: float = 0.1,
     every: int = 8,
     forward: Callable[[nn.Module, Any], object] | None = None,
-    fuse: bool = False,
+    fuse: Fuse = False,
 ) -> Adaptation:
     """Give the neurons of an existing network a surrogate gradient that fits, in place; train it then as before.
 
@@ -166,16 +168,18 @@ def adapt(
     so that the standard deviation of the potential is the threshold. It is refused for a network that looks trained,
     unless it is "force". "threshold" moves the thresholds instead. False leaves the scale alone.
 
-    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None
-    keeps the widths. Where a norm stands before a neuron, the rule's moments are predicted from the norm's parameters
-    at every training pass (the generalised Eq. 7); elsewhere, and with `moments="measured"`, they are running moments
-    of the potential, measured on every `every`-th training pass.
+    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. So a
+    method that is a neuron, such as trsg, is refused. None keeps the widths. Where a norm stands before a neuron, the
+    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7); elsewhere,
+    and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training
+    pass.
 
     The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
     `core.SURROGATES`) replaces its shape.
 
     `fuse=True` runs norm and neuron of SpikingJelly's IF, LIF and ParametricLIF nodes as one kernel, where spikes and
-    gradients on the batch are the same.
+    gradients on the batch are the same. Convolutions and linear layers then skip zeros where that is faster: each
+    measures its ways at its first call, so roundings may differ between two runs. `fuse="dense"` leaves them torch's.
 
     Returns what was found and done; print it.
     """
@@ -183,6 +187,8 @@ def adapt(
         raise unknown_name("moments", moments, ("auto", "predicted", "measured"))
     if calibrate not in (True, False, "threshold", "force"):
         raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
+    if fuse not in (True, False, "dense"):
+        raise unknown_name("fuse", fuse, ("True", "False", "dense"))
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
     for _, neuron, spike in adaptive_spikes(net):
@@ -194,6 +200,11 @@ def adapt(
         raise InputError("the network is adapted already. Call release(net) first to adapt it anew.")
     _check(net, batch)
     rule = None if method is None else get_method(method)
+    if rule is not None and rule.replaces_neuron:
+        raise InputError(
+            f"method {rule.name!r} is a neuron of its own ({rule.about}), and adapt keeps yours. Use a method that is "
+            "a width alone, such as mpd-agl, or build the layer with mpd_agl.nn.SpikingBlock."
+        )
     shape = surrogate if surrogate is not None else None if rule is None else rule.surrogate
     ours = None if shape is None else get_surrogate(shape)
     if calibrate is True:
@@ -228,8 +239,11 @@ def adapt(
         left: dict[str, str] = {}
         if fuse:
             exactly = _runner(net, fusing.in_float64(batch), forward)
-            left = fusing.fuse(net, ran, _runner(net, batch, forward), exactly)
+            how = "dense" if fuse == "dense" else "auto"
+            left = fusing.fuse(net, ran, _runner(net, batch, forward), exactly, conv_impl=how)
     except BaseException:
+        for synapse in fast_synapses(net).values():
+            synapse.take_out()
         for layer in layers:
             if layer.spike.handles:
                 _uninstall(layer.neuron, layer.spike, layer.adapter)
@@ -415,6 +429,8 @@ def release(net: nn.Module, *, keep_widths: bool = True) -> dict[str, float | No
     set, None where it is as it was.
     """
     widths: dict[str, float | None] = {}
+    for synapse in fast_synapses(net).values():
+        synapse.take_out()
     spikes: Sequence[tuple[str, nn.Module, AdaptiveSpike]] = adaptive_spikes(net)
     for name, neuron, spike in spikes:
         adapter = adapter_of(neuron)

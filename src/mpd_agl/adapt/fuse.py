@@ -3,8 +3,7 @@
 The modules, their names and their parameters stay. The norm hands its input on, and the neuron applies norm and
 neuron in one pass over it. A layer is fused only after spikes and gradients were compared with its own on the batch.
 
-Convolutions keep time folded into the batch, as SpikingJelly has it, and run in channels_last memory, which the
-kernel reads and writes.
+Convolutions and linear layers keep time folded into the batch, as SpikingJelly has it (`adapt.synapses`).
 """
 
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from mpd_agl import core, kernels
 from mpd_agl.adapt.find import Layer, Run, rehearsal, to_rest
 from mpd_agl.adapt.spike import AdaptiveSpike
+from mpd_agl.adapt.synapses import FastSynapse, difference, replaceable
 from mpd_agl.core import SURROGATES, Surrogate
 from mpd_agl.errors import InputError
 
@@ -39,6 +39,11 @@ class Fusion:
     spike: AdaptiveSpike
     norm: nn.Module | None
     surrogate: Surrogate
+    still: tuple[Tensor, Tensor] | None = None
+    """A current that is the same at every step, as the synapse just returned it: repeated, and as one step."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "still": None}
 
     def put_in(self) -> None:
         """Replace the two `forward`s."""
@@ -79,6 +84,7 @@ class Fusion:
         T = x_TNC.shape[0]
         kept_0 = n.v if isinstance(n.v, Tensor) and n.v.shape == x_TNC.shape[1:] else None
         kappa_T, tau = self.spike.kappa_now(T), self._tau()
+        x_TNC = self._one_step(x_TNC)
         call = {
             **self.options(),
             "num_steps": T,
@@ -93,9 +99,16 @@ class Fusion:
         else:
             s_TNC, kept, current = self._with_norm(x_TNC, tau, kappa_T, call)
         n.v = kept
-        self._observe(x_TNC, current, tau, kept_0)
+        self._observe(x_TNC, T, current, tau, kept_0)
         spikes: Tensor = s_TNC if n.step_mode == "m" else s_TNC[0]
         return spikes
+
+    def _one_step(self, x_TNC: Tensor) -> Tensor:
+        """One step that stands for all, where the current is what the synapse made for a still image."""
+        still, self.still = self.still, None
+        if still is None or x_TNC.shape != still[0].shape or x_TNC.data_ptr() != still[0].data_ptr():
+            return x_TNC
+        return still[1] if x_TNC.stride() == still[0].stride() else x_TNC
 
     def _with_norm(
         self, x_TNC: Tensor, tau: Tensor | float, kappa_T: Tensor, call: dict[str, Any]
@@ -125,7 +138,7 @@ class Fusion:
             if norm.training and tracked:
                 norm.num_batches_tracked.add_(1)
                 momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-                count = x_TNC.numel() // C
+                count = call["num_steps"] * x_TNC[0].numel() // C  # one step may stand for all
                 norm.running_mean.lerp_(mean_C.to(norm.running_mean), momentum)
                 norm.running_var.lerp_((var_C * (count / max(count - 1, 1))).to(norm.running_var), momentum)
             scale_C = gamma_C * torch.rsqrt(var_C + norm.eps)
@@ -133,10 +146,15 @@ class Fusion:
 
     @torch.no_grad()
     def _observe(
-        self, x_TNC: Tensor, current: tuple[Tensor, Tensor, Tensor] | None, tau: Tensor | float, kept_0: Tensor | None
+        self,
+        x_TNC: Tensor,
+        T: int,
+        current: tuple[Tensor, Tensor, Tensor] | None,
+        tau: Tensor | float,
+        kept_0: Tensor | None,
     ) -> None:
         """The potentials that the kernel kept to itself, for whoever asked to see or to measure them."""
-        spike, T = self.spike, x_TNC.shape[0]
+        spike = self.spike
         if not (spike.is_measuring or spike.watchers):
             return
         i_TNC = x_TNC.detach().float()
@@ -144,6 +162,7 @@ class Fusion:
             shape = [-1] + [1] * (x_TNC.dim() - 3)
             mean_C, scale_C, beta_C = (a.view(shape) for a in current)
             i_TNC = (i_TNC - mean_C) * scale_C + beta_C
+        i_TNC = i_TNC.expand(T, *i_TNC.shape[1:])
         kappa_T = torch.ones(T, device=x_TNC.device)
         s_TNC, v_TNC, *_ = core.lif(i_TNC, tau, kappa_T, kept_0=kept_0, **self.options())
         for t in range(T):
@@ -180,14 +199,13 @@ def _fusable_norm(layer: Layer, layers: list[Layer]) -> nn.Module | None:
 
 
 @contextmanager
-def _inputs(layers: list[Layer]) -> Iterator[dict[nn.Module, Tensor]]:
-    """The first inputs of norms and neurons over one pass."""
+def _inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+    """The first inputs of these modules over one pass."""
     seen: dict[nn.Module, Tensor] = {}
 
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
         seen.setdefault(module, args[0].detach())
 
-    modules = [m for layer in layers for m in (layer.neuron, *(norm for _, norm in layer.norms))]
     handles = [m.register_forward_pre_hook(keep) for m in modules]
     try:
         yield seen
@@ -240,6 +258,7 @@ def _exact_output(net: nn.Module, run: Run) -> Tensor | None:
     net.double()
     try:
         to_rest(net)
+        torch.manual_seed(0)  # the same dropout in both passes; the rehearsal keeps the caller's random numbers
         with torch.no_grad():
             found = run()
     except (RuntimeError, TypeError, InputError):
@@ -250,7 +269,7 @@ def _exact_output(net: nn.Module, run: Run) -> Tensor | None:
     return found.detach() if isinstance(found, Tensor) else None
 
 
-def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run) -> dict[str, str]:
+def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run, *, conv_impl: str) -> dict[str, str]:
     """Fuse what can be fused, in place; the reasons for the layers that were left, and which norms were left out.
 
     Each layer is compared on the inputs that it has in a pass, as it will run. Then the whole network is compared in
@@ -259,7 +278,8 @@ def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run) -> 
     notes: dict[str, str] = {}
     fused: list[Fusion] = []
     with rehearsal(net):
-        with _inputs(layers) as seen, torch.no_grad():
+        synapses = replaceable(net)
+        with _inputs([*_read_by(layers), *synapses.values()]) as seen, torch.no_grad():
             run()
         wanted = _exact_output(net, run_in_float64)
         for layer in layers:
@@ -273,20 +293,39 @@ def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run) -> 
                     fused.append(fusion)
             if reason is not None:
                 notes[layer.name] = f"not fused: {reason}"
+        fast = _fast_synapses(layers, synapses, seen, conv_impl) if fused else []
         got = None if wanted is None else _exact_output(net, run_in_float64)
         if wanted is not None and got is not None:
             error = float((got - wanted).norm() / wanted.norm().clamp_min(1e-12))
             if error > 1e-6:
-                for fusion in fused:
-                    fusion.take_out()
+                for part in (*fused, *fast):
+                    part.take_out()
                 reason = f"not fused: fused, the network's output differs by {error:.1e} of its size"
                 return notes | {layer.name: reason for layer in layers if layer.spike.fusion is None}
-    for layer in layers:
-        if layer.spike.fusion is not None:
-            for _, synapse in layer.synapses:
-                if isinstance(synapse, nn.Conv2d):
-                    synapse.weight.data = synapse.weight.data.contiguous(memory_format=torch.channels_last)
     return notes
+
+
+def _read_by(layers: list[Layer]) -> list[nn.Module]:
+    return [m for layer in layers for m in (layer.neuron, *(norm for _, norm in layer.norms))]
+
+
+def _fast_synapses(
+    layers: list[Layer], synapses: dict[str, nn.Module], seen: dict[nn.Module, Tensor], conv_impl: str
+) -> list[FastSynapse]:
+    """Put a FastSynapse into each convolution and linear layer that ran and computes the same."""
+    found = []
+    for module in synapses.values():
+        if module not in seen:
+            continue
+        synapse = FastSynapse(module, conv_impl)  # type: ignore[arg-type]
+        if difference(synapse, seen[module]) is not None:
+            synapse.choose("dense")
+        readers = [layer for layer in layers if any(m is module for _, m in layer.synapses)]
+        if len(readers) == 1:
+            synapse.serves = readers[0].spike.fusion
+        synapse.put_in()
+        found.append(synapse)
+    return found
 
 
 def _try(fusion: Fusion, layer: Layer, seen: dict[nn.Module, Tensor]) -> str | None:

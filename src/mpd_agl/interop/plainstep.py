@@ -64,13 +64,18 @@ class PlainNeuron(nn.Module):
         super().__init__()
         if type(neuron) not in (LIF, PLIF):
             raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
+        assert isinstance(neuron, Neuron)
+        if neuron.drop is not None or neuron.scaled or neuron.start is not None:
+            raise InputError(
+                f"export knows LIF and PLIF that start at rest and give spikes of 1, got {neuron}. "
+                "Use the network in Python."
+            )
         for name in ("tau", "v_th"):
             value = torch.as_tensor(getattr(neuron, name)).detach()
             if value.numel() == 1:
                 setattr(self, name, float(value))
             else:
                 self.register_buffer(name, value.clone())
-        assert isinstance(neuron, Neuron)
         self.soft_reset, self.decay_input = neuron.reset == "soft", neuron.decay_input
         self.channel_dim = neuron.channel_dim
 

@@ -68,7 +68,7 @@ def _native(operators: bool) -> Backend:
             return plain.backward(*args)
         default = (*tensors, v_th, code, detach_reset, want_kappa)
         if not isinstance(v_th, Tensor):
-            return (*run_backward(*default), None, None)
+            return (*run_backward(*default, gain_T), None, None)
         *found, dkept_0 = run_general_backward(*default, soft, kept_0, gain_T, dkept)
         return (*found, None if kept_0 is None else dkept_0)
 

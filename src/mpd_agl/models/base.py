@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
 from mpd_agl.nn import (
@@ -42,12 +43,22 @@ class NetworkOptions:
     image_size: int = 32
     width_mult: float = 1.0
     """Multiplies every layer's channels."""
+    depth: int = 0
+    """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
     surrogate: str | Surrogate | None = None
     """Shape of the surrogate; None: the method's own, or rectangular."""
     v_th: float = 0.5
     tau: float = 0.2
     alpha: float = 1.0
+    kappa: float = 1.0
+    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
+    leak: Leak = "two"
+    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
+    gamma_start: float = 1.0
+    """Where the norms' gamma starts."""
     detach_reset: bool = False
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -72,10 +83,20 @@ class NetworkOptions:
             if not isinstance(value, int) or value < 1:
                 hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
+        if not isinstance(self.depth, int) or self.depth < 0:
+            raise InputError(f"depth must be a whole number of layers, or 0 for the network's own, got {self.depth!r}.")
         if not self.width_mult > 0 or not math.isfinite(self.width_mult):
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
+        if self.start not in ("rest", "mp-init"):
+            raise unknown_name("start", self.start, ("rest", "mp-init"))
+        if not self.kappa > 0 or not self.gamma_start > 0:
+            raise InputError(
+                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
+            )
+        if self.leak not in ("two", "full"):
+            raise unknown_name("leak", self.leak, ("two", "full"))
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
@@ -114,6 +135,11 @@ class Network(nn.Module):
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
 
+    def refuse_depth(self) -> None:
+        """Networks of a fixed depth refuse another one."""
+        if self.options.depth:
+            raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
+
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""
         return self.block(self.synapse(in_channels, out_channels, kernel, stride))
@@ -149,7 +175,7 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
-        return SpikingBlock(
+        block = SpikingBlock(
             synapse,
             currents=currents,
             method=o.method,
@@ -158,12 +184,22 @@ class Network(nn.Module):
             tau=o.tau,
             alpha=o.alpha if alpha is None else alpha,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
+        if o.kappa != 1:
+            block.width.start_at(o.kappa)
+        if o.leak != "two":
+            block.neuron.leak = o.leak
+        if o.gamma_start != 1:
+            nn.init.constant_(block.norm.weight, o.gamma_start)  # type: ignore[union-attr]
+        return block
 
     def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float) -> Current:
         """A normalised current without a neuron."""
-        return Current(synapse, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
+        norm = TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha)
+        nn.init.constant_(norm.weight, self.options.gamma_start)
+        return Current(synapse, norm)
 
     def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
         """Parts of the network in order, computed again in the backward pass where the options ask for it."""

@@ -29,6 +29,7 @@ MODELS: dict[str, Entry] = {
     "vgg11": Entry(vgg.vgg11, _CIFAR, "8 convolutions, 4096-4096 FC"),
     "vgg13": Entry(vgg.vgg13, _TINY, "the paper's network for Tiny-ImageNet"),
     "vgg16": Entry(vgg.vgg16, _CIFAR, "13 convolutions, 4096-4096 FC"),
+    "plain": Entry(vgg.plain, _CIFAR, "as many 16-channel layers as asked for, no shortcuts (depth=24)"),
     "cnn8": Entry(vgg.cnn8, _CIFAR, "our 8-layer vanilla SNN (Figure 2)"),
 }
 

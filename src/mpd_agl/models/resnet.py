@@ -59,6 +59,7 @@ class ResNet(Network):
         self, name: str, options: NetworkOptions, *, stem: int, stages: tuple[tuple[int, int], ...], hidden: int | None
     ) -> None:
         super().__init__(name, options)
+        self.refuse_depth()
         block = ZhengBlock if options.block == "zheng" and not options.ann else SewBlock
         channels = options.channels(stem)
         self.stem = self.conv(options.in_channels, channels)

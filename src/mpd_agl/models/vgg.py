@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+from mpd_agl.nn import set_chain
 
 Plan = Sequence[int | Literal["P"]]
 
@@ -30,6 +31,8 @@ class ConvNet(Network):
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
     ) -> None:
         super().__init__(name, options)
+        if name != "plain":
+            self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0
         self.order: list[str] = []
         for item in plan:
@@ -55,6 +58,7 @@ class ConvNet(Network):
             self.add_module(f"fc{h}", self.linear(features, options.channels(count)))
             features = options.channels(count)
         self.readout = readout(features, options)
+        set_chain(self, number + self.num_hidden)  # no shortcut anywhere
 
     def stages(self) -> Iterator[list[nn.Module]]:
         """Each convolution, with the pooling behind it."""
@@ -96,6 +100,25 @@ def vgg11(options: NetworkOptions) -> ConvNet:
 def vgg16(options: NetworkOptions) -> ConvNet:
     """VGG-16 with VGG-13's classifier."""
     return ConvNet("vgg16", options, VGG16, hidden=(4096, 4096))
+
+
+def plain(options: NetworkOptions) -> ConvNet:
+    """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
+
+    An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while
+    it is still larger. A gradient has only one way through such a network: its layers show whether they pass it on.
+    """
+    depth = options.depth or 24
+    if depth < 2:
+        raise InputError(f"plain needs at least 2 layers, a convolution and the readout, got depth={depth}.")
+    plan: list[int | Literal["P"]] = []
+    size = options.image_size
+    for layer in range(1, depth):
+        plan.append(16)
+        if size > 16 and layer % max(1, depth // 4) == 0:
+            plan.append("P")
+            size //= 2
+    return ConvNet("plain", options, plan)
 
 
 def cnn8(options: NetworkOptions) -> ConvNet:

@@ -8,15 +8,23 @@ from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums
 from mpd_agl.nn.neuron import LIF, PLIF, Neuron, Pass
 from mpd_agl.nn.norm import TdBatchNorm
 from mpd_agl.nn.recomputing import recompute
+from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.width import (
+    AtgoWidth,
+    ChainWidth,
     DeepTAGEWidth,
     FixedWidth,
     LearnableWidth,
     LSGWidth,
     MPDWidth,
     QuantileWidth,
+    RelativeWidth,
+    ScheduledWidth,
+    SingleStepWidth,
     SlopeWidth,
     Width,
+    set_chain,
+    set_progress,
 )
 
 __all__ = [
@@ -26,6 +34,9 @@ __all__ = [
     "PLIF",
     "Affine",
     "AnnBlock",
+    "AtgoNeuron",
+    "AtgoWidth",
+    "ChainWidth",
     "Choice",
     "Current",
     "DeepTAGEWidth",
@@ -44,17 +55,25 @@ __all__ = [
     "PotentialSums",
     "QuantileWidth",
     "Readout",
+    "RelativeWidth",
+    "ScheduledWidth",
+    "SingleStepWidth",
     "SlopeWidth",
     "SpikingBlock",
     "TdBatchNorm",
+    "TrSGNeuron",
     "Width",
     "affine_of",
+    "diet_neuron",
     "event_layers",
     "fold",
     "get_method",
+    "mpr_neuron",
     "over_time",
     "predicted",
     "recompute",
     "register_method",
+    "set_chain",
+    "set_progress",
     "share_batch",
 ]

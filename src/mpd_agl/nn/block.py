@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import Surrogate
+from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
@@ -97,6 +97,7 @@ class SpikingBlock(nn.Module):
         tau: float = 0.2,
         alpha: float = 1.0,
         detach_reset: bool = False,
+        start: str = "rest",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -114,6 +115,7 @@ class SpikingBlock(nn.Module):
                 detach_reset=detach_reset,
                 noise=rule.noise,
                 backend=backend,
+                **({} if start == "rest" else {"start": start}),
             )
         self.neuron = neuron  # type: ignore[assignment]
         self.width: Width = getattr(neuron, "width", None) or rule.width()
@@ -187,15 +189,19 @@ class SpikingBlock(nn.Module):
         x_SNC = over_time(self.synapse, s_SNC)
         fused = self._is_fused(state)
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
-        # Without gradients, or folded, there is no width: inference costs nothing.
-        if not torch.is_grad_enabled() or self.norm is None:
-            kappa_T = torch.ones(T, device=x_SNC.device)
+        # Without gradients, or folded, there is no width: inference costs nothing. Some neurons set it themselves.
+        if not torch.is_grad_enabled() or self.norm is None or getattr(self.neuron, "sets_width", False):
+            kappa_T, gain_T = torch.ones(T, device=x_SNC.device), None
         else:
             kept_0 = None if state is NOT_ASKED else state
-            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC, state=kept_0)
+            potential = self._potential(T, x_SNC if fused else None, i_SNC, kept_0)
+            kappa_T = self.width(potential)
+            gain_T = self.width.gain(
+                potential, kappa_T, getattr(self.neuron, "surrogate", get_surrogate("rectangular"))
+            )
         if i_SNC is None:
-            return self._fused_step(x_SNC, kappa_T, T, residual)
-        return self._step(i_SNC, kappa_T, residual, state)
+            return self._fused_step(x_SNC, kappa_T, gain_T, T, residual)
+        return self._step(i_SNC, kappa_T, gain_T, residual, state)
 
     def _is_fused(self, state: Any) -> bool:
         """Whether norm and neuron run as one kernel.
@@ -221,11 +227,17 @@ class SpikingBlock(nn.Module):
             i_SNC = i_SNC + current(s_TNC)
         return i_SNC
 
-    def _step(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
+    def _step(self, i_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, residual: Tensor | None, state: Any) -> Any:
         """The neuron on a current that was computed before it."""
         neuron: nn.Module = self.neuron
         if isinstance(neuron, Neuron):
-            return neuron(i_SNC, kappa_T, residual=residual, state=state)
+            gain = {} if gain_T is None else {"gain_T": gain_T}
+            return neuron(i_SNC, kappa_T, **gain, residual=residual, state=state)
+        if gain_T is not None:
+            raise InputError(
+                f"{type(neuron).__name__} is not a neuron of mpd_agl.nn and takes no factor on its surrogate's height. "
+                "Use a width rule without one, such as mpd-agl's."
+            )
         if state is not NOT_ASKED:
             raise InputError(
                 f"{type(neuron).__name__} is not a neuron of mpd_agl.nn, so this block cannot carry its state. "
@@ -234,15 +246,20 @@ class SpikingBlock(nn.Module):
         spikes = neuron(i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]), kappa_T)
         return spikes if residual is None else spikes + residual
 
-    def _fused_step(self, x_SNC: Tensor, kappa_T: Tensor, num_steps: int, residual: Tensor | None) -> Tensor:
+    def _fused_step(
+        self, x_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, num_steps: int, residual: Tensor | None
+    ) -> Tensor:
         """tdBN and neuron in one pass."""
         norm, neuron = self.norm, self.neuron
         assert norm is not None
         norm.check(x_SNC)
+        neuron.check_threshold()
+        kept_0 = neuron.beginning(x_SNC)
         if neuron.watchers:
-            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled()))
+            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         shared = self._shared_moments(x_SNC)
-        s_TNC, mean_C, var_C, *_ = kernels.tdbn_neuron(
+        apart = neuron.scaled or kept_0 is not None  # the residual is added behind the kernel
+        s_TNC, mean_C, var_C, *kept = kernels.tdbn_neuron(
             x_SNC,
             norm.weight,
             norm.bias,
@@ -252,19 +269,21 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=num_steps,
             batch_stats=norm.training,
-            residual=residual,
+            residual=None if apart else residual,
             norm_v_th=norm.v_th,
             alpha=norm.alpha,
             eps=norm.eps,
-            surrogate=neuron.surrogate,
-            backend=neuron.backend,
+            kept_0=kept_0,
+            return_state=kept_0 is not None,
             shared=shared,
+            **neuron.call_options(num_steps, gain_T),
             **neuron.dynamics(),
         )
         if norm.training:
             count = num_steps * x_SNC[0].numel() // x_SNC.shape[2]
             norm.track(mean_C, var_C, count if shared is None else shared.total * (num_steps // x_SNC.shape[0]))
-        return s_TNC
+        spikes_TNC: Tensor = neuron.finished((s_TNC, *kept) if kept else s_TNC, residual if apart else None, False)
+        return spikes_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
         """The statistics of a training batch that other processes hold parts of."""
@@ -329,9 +348,8 @@ class SpikingBlock(nn.Module):
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
         """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps."""
         neuron = self.neuron
-        return kernels.probe(
-            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()
-        )
+        options = {**neuron.probed(), "kept_0": neuron.beginning(x_SNC), "backend": neuron.backend}
+        return kernels.probe(x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, **options)
 
 
 class AnnBlock(nn.Module):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpd_agl.errors import InputError
 from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection
 from mpd_agl.report.seeds import difference, paired, points
@@ -19,6 +20,9 @@ LABELS = {
     "psg": "PSG",
     "asgl": "ASGL",
     "deeptage": "DeepTAGE",
+    "mpd-gain": "width and gain (ours)",
+    "stbp-tdbn@kappa=best": "STBP-tdBN at its best kappa",
+    "mpd-agl@leak=full": "MPD-AGL, whole leak sum",
 }
 """Methods as a table names them."""
 COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl", "deeptage")
@@ -29,9 +33,33 @@ REFERENCE = "mpd-agl"
 """Differences are this method's accuracy minus another's."""
 
 
+TUNED = "best"
+"""The value of a field that is chosen on held-out training samples: stbp-tdbn@kappa=best."""
+
+
 def label(method: str) -> str:
-    """A method as a table names it."""
-    return LABELS.get(method, method)
+    """A method as a table names it.
+
+    >>> label("mpd-agl"), label("stbp-tdbn@kappa=0.5")
+    ('MPD-AGL', 'STBP-tdBN, kappa=0.5')
+    """
+    if method in LABELS:
+        return LABELS[method]
+    name, _, options = method.partition("@")
+    return LABELS.get(name, name) + (f", {options.replace(',', ', ')}" if options else "")
+
+
+def split_method(method: str) -> tuple[str, dict[str, str]]:
+    """A method of a comparison: its name, and the options of the model that stand behind an @.
+
+    >>> split_method("mpd-agl@leak=full,tau=0.5"), split_method("lsg")
+    (('mpd-agl', {'model.leak': 'full', 'model.tau': '0.5'}), ('lsg', {}))
+    """
+    name, at, rest = method.partition("@")
+    pairs = [part.partition("=") for part in rest.split(",")] if at else []
+    if any(not key or not value for key, _, value in pairs):
+        raise InputError(f"a method's options are written NAME@OPTION=VALUE, got {method!r}. Example: psg@kappa=2.")
+    return name, {f"model.{key}": value for key, _, value in pairs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +71,8 @@ class Variant:
     method: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What the experiment itself changes in the recipe, by dotted name."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """What no scale changes: the factor under test, by dotted name."""
     at: Mapping[str, str] = field(default_factory=dict)
     """Where its result stands: column, shape of the surrogate, ..."""
 
@@ -53,6 +83,8 @@ class Group:
 
     variant: Variant
     runs: Mapping[int, Run]
+    guesses: Mapping[int, float] = field(default_factory=dict)
+    """Seeds whose run ended in NaN, with the accuracy of guessing, which stands for theirs."""
 
     @property
     def method(self) -> str:
@@ -73,12 +105,12 @@ class Group:
     @property
     def accuracy(self) -> dict[int, float]:
         """The result by seed: test accuracy after the last epoch."""
-        return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()}
+        return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.guesses)
 
     @property
     def best(self) -> dict[int, float]:
         """The best epoch on the test set by seed: what the literature reports."""
-        return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()}
+        return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.guesses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +132,12 @@ class Study:
     """What `--scale smoke` changes beyond its changes for every experiment."""
     seeds: int = 1
     """Seeds where none are asked for."""
+    partial: bool = False
+    """Shown from the runs that there are; a run that ended in NaN counts as guessing (docs/evidence.md)."""
+    protocol: bool = False
+    """Its recipes are docs/evidence.md's own at `--scale cpu`, not the paper's."""
+    in_smoke: Callable[[Variant], bool] = lambda variant: True
+    """Which variants `--scale smoke` keeps of a large grid."""
 
 
 def per_method(

@@ -15,13 +15,15 @@ class ModelConfig(ConfigTable):
     """The network; input size, channels and classes are the data set's."""
 
     name: str = "resnet19"
-    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16 or cnn8; or your own network as MODULE:FACTORY.
+    """resnet19, resnet18, vggsnn, vgg11, vgg13, vgg16, cnn8 or plain; or your own network as MODULE:FACTORY.
 
     That imports your module, also from the current directory, and calls the factory with those of num_classes,
     in_channels, image_size, num_steps and method that it takes: it runs your code. The other fields here are not used.
     """
     width_mult: float = Field(default=1.0, gt=0)
     """Multiplies every layer's channels."""
+    depth: int = Field(default=0, ge=0)
+    """Layers of a network that leaves its depth free (plain); 0: the network's own."""
     num_steps: int = Field(default=2, ge=1)
     """T: timesteps; event data are cut into as many frames."""
     surrogate: str = "auto"
@@ -32,8 +34,16 @@ class ModelConfig(ConfigTable):
     """Share of the potential that is kept from step to step (at the start, where it is learnt)."""
     alpha: float = Field(default=1.0, gt=0)
     """tdBN's scale."""
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of stbp-tdbn and trainable-decay, and where psg and asgl start; other methods compute theirs."""
+    leak: Literal["two", "full"] = "two"
+    """Moments of the potential that a width follows: two terms of the leak sum, as Theorem 2, or all of them."""
+    gamma_start: float = Field(default=1.0, gt=0)
+    """Where gamma of the norms starts."""
     detach_reset: bool = False
     """No gradient through the reset."""
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init, Kook et al. 2026)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -73,7 +83,10 @@ class DataConfig(ConfigTable):
     """For sets without an official split."""
     split_seed: int = 0
     image_size: int = Field(default=0, ge=0, le=1024)
-    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32."""
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32.
+
+    Published images: a divisor of their size, to which blocks of pixels are averaged (14 for digits); 0: as they are.
+    """
     colour: Literal["auto", "rgb", "grey"] = "auto"
     """Own images: auto is grey if every image is."""
     frame_size: int = Field(default=48, ge=1)
@@ -99,7 +112,8 @@ class RunConfig(ConfigTable):
     """Everything a run follows from."""
 
     method: str = "mpd-agl"
-    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl or deeptage."""
+    """mpd-agl, lsg, agr, trainable-decay, stbp-tdbn, mpd-agl-exact, mpd-quantile, psg, asgl, deeptage, ds-atgo,
+    ds-atgo-sigma, trsg, mpr, diet, slope-schedule or s2nn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the weights, the data's order and the augmentation."""
     model: ModelConfig = ModelConfig()
