@@ -6,7 +6,7 @@
 The launches are the backend's own: it is called on the `meta` device at the sizes of ResNet-19's first stage, and each
 launch is compiled with the very arguments. For NVIDIA `ptxas -v` tells registers, spills and shared memory, and the PTX
 tells how many bytes a thread reads and writes through each argument; for AMD the assembly's metadata tells registers
-and spills. Needs the package triton and no GPU. A file that is there keeps its rows of other targets.
+and spills. Needs the package triton and no GPU. A file that is there keeps its other rows.
 """
 
 import argparse
@@ -185,11 +185,16 @@ def look(call, constants, name):
     return row
 
 
+def is_wanted(case, wanted):
+    """Whether a case is asked for, by its name or the beginning of it."""
+    return not wanted or any(case == w or case.startswith(f"{w} ") for w in wanted)
+
+
 def table(targets, wanted, some):
     """Every kernel of every case on every target."""
     rows, known = [], {}
     for case, (dtype, T, C, options) in cases().items():
-        if wanted and not any(case == w or case.startswith(f"{w} ") for w in wanted):
+        if not is_wanted(case, wanted):
             continue
         for call, constants in launches(dtype, T, C, options):
             function, grid = call[0], call[1]
@@ -216,7 +221,7 @@ def main():
     parser.add_argument("-o", "--out", default="-", help="the file to write; - is the screen")
     a = parser.parse_args()
     kept = json.loads(Path(a.out).read_text())["kernels"] if Path(a.out).exists() else []
-    kept = [row for row in kept if row["target"] not in a.targets]
+    kept = [row for row in kept if row["target"] not in a.targets or not is_wanted(row["case"], a.cases)]
     record = {
         "what": "tools/gpu_compile.py",
         "triton": version("triton"),

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpd_agl.core import Surrogate
+from mpd_agl.core import MPR, S2NN, Arctan, ArctanPeak, FastSigmoid, Rectangular, Sigmoid, Surrogate, Triangular
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import plain
-from mpd_agl.kernels.native import surrogate_code
 
+SURROGATES = (Rectangular, Triangular, Sigmoid, Arctan, ArctanPeak, FastSigmoid, S2NN, MPR)
+"""Those that `_bump` has. A subclass may compute anything: it has no kernel."""
 MOST_STEPS = 32
 """Steps of one launch: with more, the potentials of the backward pass would not fit into registers."""
 PROGRAMS = 1024
@@ -51,6 +52,18 @@ def _arctan(r):
 
 
 @triton.jit
+def _rectified(u):
+    """MPR's psi(u) and psi'(u); tanh(3|u|) by exp(-6|u|), the root by log and exp."""
+    size = tl.abs(u)
+    e = tl.exp(-6 * size)
+    tanh = (1 - e) / (1 + e)
+    root = tl.exp(tl.log(size + 0.5) / 3)
+    psi = tl.where(size <= 0.5, tanh / 1.8102965072897328, root - 0.5)  # 2 tanh 1.5
+    slope = tl.where(size <= 0.5, 3 * (1 - tanh * tanh) / 1.8102965072897328, 1 / (3 * root * root))
+    return tl.where(u < 0, -psi, psi), slope
+
+
+@triton.jit
 def _bump(u, kappa, SURROGATE: tl.constexpr):
     """h(u; kappa): `core.surrogate`."""
     r = u * 3.141592653589793 / kappa
@@ -63,19 +76,35 @@ def _bump(u, kappa, SURROGATE: tl.constexpr):
         h = e / ((1 + e) * (1 + e)) * 4 / kappa
     elif SURROGATE == "arctan":
         h = 1 / (1 + r * r) / kappa
-    else:
-        tl.static_assert(SURROGATE == "arctan-peak", "a surrogate without a kernel")
+    elif SURROGATE == "arctan-peak":
         h = 1 / (1 + r * r)
+    elif SURROGATE == "fast-sigmoid":
+        below = 1 / (1 + 2 * tl.abs(u / kappa))
+        h = below * below
+    elif SURROGATE == "s2nn":
+        e = tl.exp(-tl.abs(u * 4 / kappa))
+        h = tl.where(u < 0, 4 * e / ((1 + e) * (1 + e)), 1 / (tl.maximum(u / kappa, 0.0) + 1)) / kappa
+    else:
+        tl.static_assert(SURROGATE == "mpr", "a surrogate without a kernel")
+        psi, slope = _rectified(u)
+        h = tl.where(tl.abs(psi) < kappa / 2, slope / kappa, 0.0)
     return h
 
 
 @triton.jit
 def _bump_kappa(u, kappa, h, SURROGATE: tl.constexpr):
     """dH/dkappa."""
-    slope = tl.where(h == 0, 0.0, (u / kappa) * h)
+    found = tl.where(h == 0, 0.0, -(u / kappa) * h)
     if SURROGATE == "arctan-peak":
-        slope -= 0.5 + _arctan(u * 3.141592653589793 / kappa) / 3.141592653589793
-    return -slope
+        found += 0.5 + _arctan(u * 3.141592653589793 / kappa) / 3.141592653589793
+    elif SURROGATE == "fast-sigmoid":
+        below = 1 / (1 + 2 * tl.abs(u / kappa))
+        half = tl.where(u < 0, below - 1, 1 - below) / 2  # r/(1 + 2|r|), finite however large r is
+        found = 0.5 + half - half * below
+    elif SURROGATE == "mpr":
+        psi, _ = _rectified(u)
+        found = tl.where(tl.abs(psi) < kappa / 2, -psi / kappa / kappa, 0.0)
+    return found
 
 
 @triton.jit
@@ -484,7 +513,7 @@ def backward(
     dkept_MC: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `plain.backward`, which also runs for a surrogate that has no kernel. dv_SMC has x's dtype."""
-    if surrogate_code(surrogate) is None:
+    if type(surrogate) not in SURROGATES:
         rest = (soft, kept_0_MC, gain_T, dkept_MC)
         numbers = (x_SMC, g_TMC, mean_C, scale_C, beta_C, tau, kappa_T, v_th)
         return plain.backward(*numbers, surrogate, detach_reset, want_kappa, *rest)
