@@ -1,4 +1,6 @@
-"""`mpd-agl bench train|infer|growth|methods|active`: contenders, how cost grows, what methods cost, skipping zeros."""
+"""`mpd-agl bench train|infer|growth|methods|active|gpu`: contenders side by side, how cost grows, what each method costs,
+when skipping zeros pays, and what a GPU makes of it.
+"""
 
 import argparse
 import sys
@@ -35,11 +37,12 @@ EXAMPLES = """examples:
   mpd-agl bench train --quick                   a look at a training step beside other libraries
   mpd-agl bench infer --width-mult 1 --batch 16 inference of the paper's ResNet-19
   mpd-agl bench active --rates runs/mine        what skipping zeros is worth at a run's firing rates
+  mpd-agl bench gpu -o gpu.json                 ten minutes on a GPU: gpu.json and gpu.md, to send back
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the four subcommands."""
+    """The options of the five subcommands."""
     main = Parser(
         prog="mpd-agl bench",
         description="Measure time and memory, side by side with other libraries. Wants a quiet machine.",
@@ -73,6 +76,16 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
         p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
         p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON")
+    about = (
+        "Kernels against the written equations, the fused step alone, a training step beside SpikingJelly's kernels, "
+        "and an epoch for Table 4. Without a GPU the CPU stands in its place, with a small network."
+    )
+    gpu = commands.add_parser("gpu", help="what a GPU makes of it, one record and one page", description=about)
+    gpu.add_argument("--device", default="auto", help="auto, cuda or cpu (default auto: a GPU where there is one)")
+    gpu.add_argument("--minutes", type=float, default=10.0, help="about how long (default 10)")
+    gpu.add_argument(
+        "-o", "--out", type=Path, default=Path("gpu.json"), metavar="FILE", help="the record; the page has .md"
+    )
     return main
 
 
@@ -103,13 +116,11 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = parser().parse_args(argv)
+    if a.command == "gpu":
+        return _gpu(a)
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
-    for path in (a.out, a.plot):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
-        if path is not None and path.is_dir():
-            raise InputError(f"{path} is a folder. Name a file.")
+    _check_places(a.out, a.plot)
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
     if a.plot is not None and a.command == "methods":
@@ -125,6 +136,29 @@ def run(argv: list[str]) -> int:
         write_atomic(a.out, canonical(record))
     if a.plot:
         write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+    return 0
+
+
+def _check_places(*paths: Path | None) -> None:
+    """Before anything is measured: can the files be written?"""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a folder. Name a file.")
+
+
+def _gpu(a: argparse.Namespace) -> int:
+    from mpd_agl.bench import gpu
+    from mpd_agl.records import canonical, write_atomic
+
+    page = a.out.with_suffix(".md")
+    _check_places(a.out, page)
+    record = gpu.measure(gpu.choose_device(a.device), a.minutes, _note)
+    text = gpu.page(record)
+    print(text)
+    write_atomic(a.out, canonical(record))
+    write_atomic(page, text.encode())
     return 0
 
 

@@ -55,8 +55,8 @@ class ModelConfig(ConfigTable):
     """Convolutions: Kaiming fan-out (the authors' code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
     """ResNets: spikes added (SEW-ADD), or currents added before one neuron."""
-    backend: Literal["auto", "native", "compiled", "eager"] = "auto"
-    """Implementation of the fused step."""
+    backend: Literal["auto", "native", "triton", "compiled", "eager"] = "auto"
+    """Implementation of the fused step; auto is native on a CPU, triton on a GPU, and what works where they do not."""
     conv_impl: Literal["dense", "event", "auto"] = "dense"
     """Convolutions behind the first layer: dense, event (skips zeros), or auto (each pass's fastest, as measured)."""
     ann: bool = False
