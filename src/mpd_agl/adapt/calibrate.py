@@ -182,6 +182,10 @@ def calibrate(
     taken: set[Tensor] = set()
     for layer in layers:
         fit = fits[layer.name]
+        if not layer.is_read:
+            parameters[layer.name], fit.done = [], True
+            fit.note = "its spikes do not reach the network's output, so its potential is left as it is"
+            continue
         found, fit.note = ([], "") if threshold else scaled_by(layer)
         mine = [p for p in found if p not in taken]
         if found and not mine:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from mpd_agl.adapt.norms import folded_back
 from mpd_agl.kernels import active, convolution
 from mpd_agl.kernels.active import MOST_KERNEL
 from mpd_agl.nn.event_conv import EventLayer
@@ -80,7 +81,7 @@ class FastSynapse(EventLayer):
             y_TNC = y_1NC.expand(lead[0], *y_MC.shape)
             self.serves.still = (y_TNC, y_1NC)
             return y_TNC
-        return y_MC.unflatten(0, lead)
+        return folded_back(y_MC, lead)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.is_conv else x

@@ -61,12 +61,29 @@ class Current(nn.Module):
         return i_TNC
 
 
+def _refuse_void(neuron: nn.Module | None, norm: nn.Module | None, given: dict[str, Any]) -> None:
+    """Refuse options of a part that the caller made: they would have no effect."""
+    void: dict[str, list[str]] = {}
+    if neuron is not None:
+        void["neuron"] = ["v_th", "tau", "surrogate", "detach_reset", "backend"]
+        void["neuron"] += ["method"] if getattr(neuron, "width", None) is not None else []
+    if norm is not None:
+        void["norm"] = ["alpha"]
+    for part, names in void.items():
+        if passed := [name for name in names if given[name] is not None]:
+            raise InputError(
+                f"{', '.join(passed)} would have no effect beside {part}=, which is made already. "
+                f"Set {'it' if len(passed) == 1 else 'them'} on the {part} that you pass."
+            )
+
+
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
     `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the
     method unless one is given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to
-    the block's own before the neuron.
+    the block's own before the neuron. The other options are those of the parts that the block makes itself: v_th 0.5,
+    tau 0.2 and alpha 1 by default, method "mpd-agl".
 
     A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to
     call.
@@ -88,32 +105,34 @@ class SpikingBlock(nn.Module):
         self,
         synapse: nn.Module,
         *,
-        method: str | Method = "mpd-agl",
+        method: str | Method | None = None,
         norm: nn.Module | None = None,
         neuron: nn.Module | None = None,
         currents: Sequence[Current] = (),
         surrogate: str | Surrogate | None = None,
-        v_th: float = 0.5,
-        tau: float = 0.2,
-        alpha: float = 1.0,
-        detach_reset: bool = False,
-        backend: str = "auto",
+        v_th: float | None = None,
+        tau: float | None = None,
+        alpha: float | None = None,
+        detach_reset: bool | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
-        rule = get_method(method)
+        options = {"v_th": v_th, "tau": tau, "surrogate": surrogate, "detach_reset": detach_reset, "backend": backend}
+        _refuse_void(neuron, norm, {**options, "method": method, "alpha": alpha})
+        rule = get_method("mpd-agl" if method is None else method)
         self.synapse = synapse
-        if neuron is not None:
-            v_th = _threshold_of(neuron)
+        v_th = _threshold_of(neuron) if neuron is not None else 0.5 if v_th is None else v_th
+        alpha = 1.0 if alpha is None else alpha
         made = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha) if norm is None else norm
         self.norm = made  # type: ignore[assignment]
         if neuron is None:
             neuron = rule.neuron(
-                tau=tau,
+                tau=0.2 if tau is None else tau,
                 v_th=v_th,
                 surrogate=rule.surrogate_with(surrogate),
-                detach_reset=detach_reset,
+                detach_reset=bool(detach_reset),
                 noise=rule.noise,
-                backend=backend,
+                backend=backend or "auto",
             )
         self.neuron = neuron  # type: ignore[assignment]
         self.width: Width = getattr(neuron, "width", None) or rule.width()
@@ -208,7 +227,7 @@ class SpikingBlock(nn.Module):
             return False
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         hooked = any(getattr(m, name) for m in (norm, neuron) for name in hooks)
-        return not hooked and not self.currents and state is NOT_ASKED
+        return not hooked and len(self.currents) == 0 and state is NOT_ASKED
 
     def _current(self, x_SNC: Tensor, num_steps: int, current_inputs: Sequence[Tensor]) -> Tensor:
         """The neuron's current: the norm's output, plus the other currents."""
