@@ -463,7 +463,9 @@ def test_samples_of_any_shape_are_taken_as_they_are(kind, tmp_path):
 
     data = torch.utils.data.TensorDataset(x, y) if kind == "dataset" else (x, y)
     options = {"as_is": True} if kind == "sequences" else {}
-    record = mpd_agl.fit(Net(), data, (x[:4], y[:4]), epochs=1, runs_dir=tmp_path, name="r", quiet=True, monitor=0, **options)
+    record = mpd_agl.fit(
+        Net(), data, (x[:4], y[:4]), epochs=1, runs_dir=tmp_path, name="r", quiet=True, monitor=0, **options
+    )
     assert record.data["train"]["sample_shape"] == list(shape)
     assert record.config["train"]["batch_size"] == 23  # the usual 100, but there are fewer
     whole = next(s for s in seen if len(s) == 23)
@@ -475,4 +477,6 @@ def test_samples_of_any_shape_are_taken_as_they_are(kind, tmp_path):
 def test_augmentation_of_what_is_no_image_is_refused(tmp_path):
     x, y = torch.randn(8, 5), torch.arange(8) % 2
     with pytest.raises(InputError, match=r"augmentation takes images or frames, got samples of shape \(5,\)"):
-        mpd_agl.fit(nn.Linear(5, 2), (x, y), (x, y), epochs=1, augment=["flip"], runs_dir=tmp_path, name="r", quiet=True)
+        mpd_agl.fit(
+            nn.Linear(5, 2), (x, y), (x, y), epochs=1, augment=["flip"], runs_dir=tmp_path, name="r", quiet=True
+        )

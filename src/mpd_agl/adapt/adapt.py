@@ -152,6 +152,7 @@ def adapt(
     *,
     method: str | Method | None = "mpd-agl",
     calibrate: Calibrate = True,
+    spread: float = 1.0,
     moments: Source = "auto",
     surrogate: str | Surrogate | None = None,
     momentum: float = 0.1,
@@ -169,8 +170,9 @@ def adapt(
     statistics, states and random numbers as they were.
 
     `calibrate=True` multiplies each layer's current (the weight and bias of the norm before it, else of the synapse)
-    so that the standard deviation of the potential is the threshold. It is refused for a network that looks trained,
-    unless it is "force". "threshold" moves the thresholds instead. False leaves the scale alone.
+    so that the standard deviation of the potential is the threshold, or `spread` thresholds. It is refused for a
+    network that looks trained, unless it is "force". "threshold" moves the thresholds instead. False leaves the scale
+    alone.
 
     `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None
     keeps the widths. Where a norm stands before a neuron, the rule's moments are predicted from the norm's parameters
@@ -192,6 +194,10 @@ def adapt(
         raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
     if fuse not in (True, False, "dense"):
         raise unknown_name("fuse", fuse, ("True", "False", "dense"))
+    if not 0 < spread < 100:
+        raise InputError(
+            f"spread, the potential's deviation in thresholds, must be positive, got {spread}. 1 is usual."
+        )
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
     for _, neuron, spike in adaptive_spikes(net):
@@ -227,7 +233,7 @@ def adapt(
                 layer.num_calls = before[layer.name].first_calls
             fits: dict[str, Fit] = {}
             if calibrate is not False:
-                fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold")
+                fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold", spread=spread)
             now = calibration.watch(net, ran, run) if calibrate is not False else before
             sources = {
                 layer.name: _set_width(layer, rule, now[layer.name], moments, MeasuredMoments(momentum=momentum), every)

@@ -169,9 +169,9 @@ class Fit:
 
 
 def calibrate(
-    net: nn.Module, layers: list[Layer], run: Run, before: dict[str, Watched], *, threshold: bool
+    net: nn.Module, layers: list[Layer], run: Run, before: dict[str, Watched], *, threshold: bool, spread: float = 1.0
 ) -> dict[str, Fit]:
-    """Bring each layer's spread to its threshold, in the order in which the layers run; in place.
+    """Bring each layer's standard deviation to `spread` thresholds, in the order in which the layers run; in place.
 
     The spread behind a norm does not depend on the layers before, so all those are scaled at once, and again until
     they fit. A layer without a norm waits until all before it fit. With `threshold` the threshold is moved to the
@@ -201,7 +201,7 @@ def calibrate(
             if fit.done or not (settled or (layer.norms and seen.std > 1e-3 * _distance(layer))):
                 settled = settled and fit.done
                 continue
-            _improve(layer, fit, seen.std, parameters[layer.name], threshold=threshold)
+            _improve(layer, fit, seen.std / spread, parameters[layer.name], threshold=threshold)
             settled = settled and fit.done
         if all(fit.done for fit in fits.values()):
             break
@@ -216,7 +216,7 @@ def _distance(layer: Layer) -> float:
 
 @torch.no_grad()
 def _improve(layer: Layer, fit: Fit, std: float, parameters: list[Tensor], *, threshold: bool) -> None:
-    """One step towards spread = 1; the layer is done when it fits, or when it does not follow."""
+    """One step towards std = threshold; the layer is done when it fits, or when it does not follow."""
     distance = _distance(layer)
     if abs(std / distance - 1) <= TOLERANCE:
         fit.done = True
@@ -227,7 +227,7 @@ def _improve(layer: Layer, fit: Fit, std: float, parameters: list[Tensor], *, th
     if fit.passes >= MOST_PASSES:
         fit.done = True
         if abs(std / distance - 1) > 0.2:
-            fit.note = f"its spread does not follow its scale: it stays at {std / distance:.2f} of the threshold"
+            fit.note = f"its spread does not follow its scale: it stays at {std / distance:.2f} of what was asked"
         return
     fit.passes += 1
     factor = min(max(distance / std, 0.05), 20.0)
