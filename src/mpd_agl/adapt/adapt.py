@@ -152,7 +152,7 @@ def adapt(
     *,
     method: str | Method | None = "mpd-agl",
     calibrate: Calibrate = True,
-    spread: float = 1.0,
+    spread: float | None = None,
     moments: Source = "auto",
     surrogate: str | Surrogate | None = None,
     momentum: float = 0.1,
@@ -170,9 +170,9 @@ def adapt(
     statistics, states and random numbers as they were.
 
     `calibrate=True` multiplies each layer's current (the weight and bias of the norm before it, else of the synapse)
-    so that the standard deviation of the potential is the threshold, or `spread` thresholds. It is refused for a
-    network that looks trained, unless it is "force". "threshold" moves the thresholds instead. False leaves the scale
-    alone.
+    so that the standard deviation of the potential is the threshold, twice that behind LayerNorm and RMSNorm, or
+    `spread` thresholds. It is refused for a network that looks trained, unless it is "force". "threshold" moves the
+    thresholds instead. False leaves the scale alone.
 
     `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None
     keeps the widths. Where a norm stands before a neuron, the rule's moments are predicted from the norm's parameters
@@ -194,7 +194,7 @@ def adapt(
         raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
     if fuse not in (True, False, "dense"):
         raise unknown_name("fuse", fuse, ("True", "False", "dense"))
-    if not 0 < spread < 100:
+    if spread is not None and not 0 < spread < 100:
         raise InputError(
             f"spread, the potential's deviation in thresholds, must be positive, got {spread}. 1 is usual."
         )

@@ -58,8 +58,14 @@ class FastSynapse(EventLayer):
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return F.linear(x, m.weight, m.bias)
-        if m.kernel_size == (1, 1) and self.stride_1d > 1 and _is_plain(m) and self.padding_1d == 0:
-            # torch 2.13 writes outside its buffers here for few channels: see models.base.SubsampledConv.
+        if (
+            m.kernel_size == (1, 1)
+            and self.stride_1d > 1
+            and m.in_channels < 8
+            and _is_plain(m)
+            and not self.padding_1d
+        ):
+            # torch 2.13 writes outside its buffers here: see models.base.SubsampledConv.
             picked = x[:, :, :: self.stride_1d, :: self.stride_1d].contiguous(memory_format=torch.channels_last)
             return F.conv2d(picked, m.weight, m.bias)
         return m._conv_forward(x, m.weight, m.bias)
