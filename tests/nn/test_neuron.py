@@ -235,3 +235,22 @@ def test_measured_moments_keep_their_shape_and_are_not_moved_by_evaluation():
     assert torch.equal(neuron.measured.var, before)
     neuron.train()(current((6, 50, 6)))  # two more steps: the first four are kept
     assert neuron.measured.known == 6
+
+
+def test_a_block_refuses_options_that_a_given_part_makes_void():
+    linear = torch.nn.Linear(5, 6)
+    for options, words in (
+        ({"tau": 0.5}, "tau would have no effect beside neuron="),
+        ({"v_th": 1.0, "surrogate": "arctan"}, "v_th, surrogate would have no effect beside neuron="),
+        ({"detach_reset": False}, "detach_reset would"),
+        ({"backend": "eager"}, "backend would"),
+    ):
+        with pytest.raises(InputError, match=words):
+            SpikingBlock(linear, neuron=LIF(), **options)
+    with pytest.raises(InputError, match="method would have no effect beside neuron="):
+        SpikingBlock(linear, neuron=LIF(method="mpd-agl"), method="lsg")
+    with pytest.raises(InputError, match="alpha would have no effect beside norm="):
+        SpikingBlock(linear, norm=torch.nn.LayerNorm(6), alpha=0.5)
+    block = SpikingBlock(linear, neuron=LIF(), method="lsg")  # a neuron without a rule takes the block's
+    assert type(block.width).__name__ == "LSGWidth"
+    assert (block.neuron.v_th, float(block.neuron.tau)) == (0.5, pytest.approx(0.2))

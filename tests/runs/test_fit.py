@@ -1,6 +1,7 @@
 """`mpd_agl.fit` and `--model.name module:factory`: own networks and own data with the guarantees of a run."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -441,3 +442,41 @@ def test_an_own_network_is_exported(here, capsys):
     assert cli.main(["export", "runs/a", "--format", "onnx", "-o", "a.onnx"]) == 0
     assert "T=2, any batch size" in capsys.readouterr().out
     assert (here / "a.onnx").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", ["rows", "sequences", "dataset"])
+def test_samples_of_any_shape_are_taken_as_they_are(kind, tmp_path):
+    torch.manual_seed(0)
+    shape = (5,) if kind != "sequences" else (4, 3, 6)
+    x = torch.randn(23, *shape) * 3
+    y = torch.arange(23) % 2
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(math.prod(shape), 2)
+
+        def forward(self, x):
+            seen.append(x)
+            return self.fc(x.flatten(1))
+
+    data = torch.utils.data.TensorDataset(x, y) if kind == "dataset" else (x, y)
+    options = {"as_is": True} if kind == "sequences" else {}
+    record = mpd_agl.fit(
+        Net(), data, (x[:4], y[:4]), epochs=1, runs_dir=tmp_path, name="r", quiet=True, monitor=0, **options
+    )
+    assert record.data["train"]["sample_shape"] == list(shape)
+    assert record.config["train"]["batch_size"] == 23  # the usual 100, but there are fewer
+    whole = next(s for s in seen if len(s) == 23)
+    assert whole.shape == (23, *shape)
+    order = [int((x == row).flatten(1).all(1).nonzero()[0, 0]) for row in whole]
+    assert sorted(order) == list(range(23))  # every sample once, to the bit
+
+
+def test_augmentation_of_what_is_no_image_is_refused(tmp_path):
+    x, y = torch.randn(8, 5), torch.arange(8) % 2
+    with pytest.raises(InputError, match=r"augmentation takes images or frames, got samples of shape \(5,\)"):
+        mpd_agl.fit(
+            nn.Linear(5, 2), (x, y), (x, y), epochs=1, augment=["flip"], runs_dir=tmp_path, name="r", quiet=True
+        )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpd_agl.adapt import calibrate as calibration
 from mpd_agl.adapt import fuse as fusing
-from mpd_agl.adapt.adapters import Adapter, adapter_of
+from mpd_agl.adapt.adapters import Adapter, Membrane, adapter_of
 from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
 from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes, take_out
@@ -24,6 +24,8 @@ from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import MeasuredMoments, PotentialSums
 from mpd_agl.nn.neuron import Neuron
 
+LIKE = 1.25
+"""A predicted spread within this factor of the measured one is taken."""
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
 Fuse = bool | Literal["dense"]
@@ -83,7 +85,7 @@ class NotAdapted:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Adaptation:
     """What `adapt` found and did; `print` shows it as a table."""
 
@@ -95,6 +97,9 @@ class Adaptation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return str(self)  # what a notebook shows
 
     def __str__(self) -> str:
         """A table as plain text."""
@@ -148,6 +153,7 @@ def adapt(
     *,
     method: str | Method | None = "mpd-agl",
     calibrate: Calibrate = True,
+    spread: float | None = None,
     moments: Source = "auto",
     surrogate: str | Surrogate | None = None,
     momentum: float = 0.1,
@@ -165,14 +171,15 @@ def adapt(
     statistics, states and random numbers as they were.
 
     `calibrate=True` multiplies each layer's current (the weight and bias of the norm before it, else of the synapse)
-    so that the standard deviation of the potential is the threshold. It is refused for a network that looks trained,
-    unless it is "force". "threshold" moves the thresholds instead. False leaves the scale alone.
+    so that the standard deviation of the potential is the threshold, twice that behind LayerNorm and RMSNorm, or
+    `spread` thresholds. It is refused for a network that looks trained, unless it is "force". "threshold" moves the
+    thresholds instead. False leaves the scale alone.
 
     `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. So a
     method that is a neuron, such as trsg, is refused. None keeps the widths. Where a norm stands before a neuron, the
-    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7); elsewhere,
-    and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training
-    pass.
+    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7), if the
+    prediction fits what the batch shows. Elsewhere, and with `moments="measured"`, they are running moments of the
+    potential, measured on every `every`-th training pass.
 
     The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
     `core.SURROGATES`) replaces its shape.
@@ -189,6 +196,10 @@ def adapt(
         raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
     if fuse not in (True, False, "dense"):
         raise unknown_name("fuse", fuse, ("True", "False", "dense"))
+    if spread is not None and not 0 < spread < 100:
+        raise InputError(
+            f"spread, the potential's deviation in thresholds, must be positive, got {spread}. 1 is usual."
+        )
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
     for _, neuron, spike in adaptive_spikes(net):
@@ -229,7 +240,7 @@ def adapt(
                 layer.num_calls = before[layer.name].first_calls
             fits: dict[str, Fit] = {}
             if calibrate is not False:
-                fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold")
+                fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold", spread=spread)
             now = calibration.watch(net, ran, run) if calibrate is not False else before
             sources = {
                 layer.name: _set_width(layer, rule, now[layer.name], moments, MeasuredMoments(momentum=momentum), every)
@@ -242,8 +253,7 @@ def adapt(
             how = "dense" if fuse == "dense" else "auto"
             left = fusing.fuse(net, ran, _runner(net, batch, forward), exactly, conv_impl=how)
     except BaseException:
-        for synapse in fast_synapses(net).values():
-            synapse.take_out()
+        fusing.take_out(net)
         for layer in layers:
             if layer.spike.handles:
                 _uninstall(layer.neuron, layer.spike, layer.adapter)
@@ -365,11 +375,24 @@ def _set_width(
     spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
     if spike.measured is None:
         return "rule"
-    if predictable and wanted != "measured":
+    std_T = seen.var_T.sqrt().clamp_min(1e-12)
+    if predictable and (wanted == "predicted" or (wanted == "auto" and _foretells(spike, membrane, std_T))):
         spike.measured = None
         spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
         return "predicted"
     return "measured"
+
+
+def _foretells(spike: AdaptiveSpike, membrane: Membrane, std_T: Tensor) -> bool:
+    """Whether the predicted spread is the measured one, roughly, at every timestep.
+
+    The prediction takes the currents of two timesteps as independent. Where they are alike (an image that is shown at
+    every step, a stream of tokens that each block only adds to) the potential spreads up to twice as far.
+    """
+    tau = torch.as_tensor(membrane.kept, dtype=torch.float32, device=spike.place.device)
+    predicted_T = spike._predicted_moments(membrane, tau, "exact", len(std_T))[1]
+    ratio_T = predicted_T.detach().cpu().double() / std_T.cpu().double()
+    return bool(((ratio_T > 1 / LIKE) & (ratio_T < LIKE)).all())
 
 
 def _row(
@@ -429,8 +452,7 @@ def release(net: nn.Module, *, keep_widths: bool = True) -> dict[str, float | No
     set, None where it is as it was.
     """
     widths: dict[str, float | None] = {}
-    for synapse in fast_synapses(net).values():
-        synapse.take_out()
+    fusing.take_out(net)
     spikes: Sequence[tuple[str, nn.Module, AdaptiveSpike]] = adaptive_spikes(net)
     for name, neuron, spike in spikes:
         adapter = adapter_of(neuron)

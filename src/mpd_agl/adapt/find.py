@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.adapt.adapters import Adapter, adapter_of
-from mpd_agl.adapt.spike import AdaptiveSpike, affine_before
+from mpd_agl.adapt.spike import AdaptiveSpike, Watcher, affine_before
 
 SYNAPSES = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.Embedding)
 
@@ -64,6 +64,8 @@ class Layer:
     """Whether the current is the norms' output, or a sum of them, and nothing else."""
     is_direct: bool = False
     """Whether the output of one norm is the neuron's current as it stands, only moved."""
+    is_read: bool = True
+    """Whether the network's output depends on the spikes; not so where it is this neuron's potential alone."""
     num_calls: int = 0
     """How often a training pass calls the neuron at the first timestep."""
 
@@ -76,8 +78,8 @@ def operation(node: Any) -> str:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for v in value:
+    elif isinstance(value, (tuple, list, dict)):
+        for v in value.values() if isinstance(value, dict) else value:
             yield from _tensors(v)
 
 
@@ -227,14 +229,39 @@ def everything_requires_grad(net: nn.Module) -> Iterator[None]:
             p.requires_grad_(False)
 
 
+def _behind(nodes: list[Any]) -> set[Any]:
+    """Every operation that these depend on, themselves included."""
+    found: set[Any] = set()
+    todo = [node for node in nodes if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(n for n, _ in node.next_functions if n is not None)
+    return found
+
+
 def trace(net: nn.Module, run: Run, layers: list[Layer]) -> list[Layer]:
     """One training pass: the layers in the order in which they ran, each with what stands before it."""
     tracer = Tracer()
-    with torch.enable_grad(), everything_requires_grad(net), tracer.attached(net):
+    fired: dict[nn.Module, list[Any]] = {layer.neuron: [] for layer in layers}
+
+    def watcher(nodes: list[Any]) -> Watcher:
+        return lambda t, u, s: nodes.append(s.grad_fn)
+
+    watchers = [(layer.spike.watchers, watcher(fired[layer.neuron])) for layer in layers]
+    for watched, one in watchers:
+        watched.append(one)
+    with contextlib.ExitStack() as at_end, torch.enable_grad(), everything_requires_grad(net), tracer.attached(net):
+        for watched, one in watchers:
+            at_end.callback(watched.remove, one)
         result = run()  # kept until the graph was read
+        reached = _behind([t.grad_fn for t in _tensors(result)])
         by_neuron = {layer.neuron: layer for layer in layers}
         ran = [by_neuron[n] for n in tracer.order if n in by_neuron]
         for layer in ran:
             tracer.describe(layer)
+            made = [node for node in fired[layer.neuron] if node is not None]
+            layer.is_read = not (reached and made) or any(node in reached for node in made)
     del result
     return ran

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from mpd_agl import core, kernels
 from mpd_agl.adapt.find import Layer, Run, rehearsal, to_rest
+from mpd_agl.adapt.norms import FoldedNorm, foldable, folded_norms
 from mpd_agl.adapt.spike import AdaptiveSpike
-from mpd_agl.adapt.synapses import FastSynapse, difference, replaceable
+from mpd_agl.adapt.synapses import FastSynapse, difference, fast_synapses, replaceable
 from mpd_agl.core import SURROGATES, Surrogate
 from mpd_agl.errors import InputError
 
@@ -155,18 +156,27 @@ class Fusion:
     ) -> None:
         """The potentials that the kernel kept to itself, for whoever asked to see or to measure them."""
         spike = self.spike
-        if not (spike.is_measuring or spike.watchers):
+        if not (spike.is_measuring or spike.is_watched):
             return
-        i_TNC = x_TNC.detach().float()
+        x_TNC, options = x_TNC.detach().float(), self.options()
+        if not spike.is_watched:  # sums are enough, and the kernel has them
+            axis = 2 if x_TNC.dim() == 5 or current is not None else x_TNC.dim() - 1
+            zero_C = torch.zeros(x_TNC.shape[axis], device=x_TNC.device)
+            affine = (zero_C, torch.ones_like(zero_C), zero_C) if current is None else current
+            one_T, tau = torch.ones(T, device=x_TNC.device), torch.as_tensor(tau).detach()
+            sums_T6 = kernels.probe(x_TNC, *affine, tau, one_T, kept_0=kept_0, channel_dim=axis, **options)
+            spike.measure_sums(x_TNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3], options["v_th"])
+            return
+        i_TNC = x_TNC
         if current is not None:
             shape = [-1] + [1] * (x_TNC.dim() - 3)
             mean_C, scale_C, beta_C = (a.view(shape) for a in current)
             i_TNC = (i_TNC - mean_C) * scale_C + beta_C
         i_TNC = i_TNC.expand(T, *i_TNC.shape[1:])
         kappa_T = torch.ones(T, device=x_TNC.device)
-        s_TNC, v_TNC, *_ = core.lif(i_TNC, tau, kappa_T, kept_0=kept_0, **self.options())
+        s_TNC, v_TNC, *_ = core.lif(i_TNC, tau, kappa_T, kept_0=kept_0, **options)
         for t in range(T):
-            spike.see(t, v_TNC[t] - self.options()["v_th"], s_TNC[t])
+            spike.see(t, v_TNC[t] - options["v_th"], s_TNC[t])
 
 
 def _refusal(layer: Layer) -> str | None:
@@ -293,16 +303,27 @@ def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run, *, 
                     fused.append(fusion)
             if reason is not None:
                 notes[layer.name] = f"not fused: {reason}"
-        fast = _fast_synapses(layers, synapses, seen, conv_impl) if fused else []
+        fast: list[FastSynapse | FoldedNorm] = []
+        if fused:
+            fast += _fast_synapses(layers, synapses, seen, conv_impl)
+            fast += [FoldedNorm(norm) for norm in foldable(net)]
+            for part in fast:
+                part.put_in()
         got = None if wanted is None else _exact_output(net, run_in_float64)
         if wanted is not None and got is not None:
             error = float((got - wanted).norm() / wanted.norm().clamp_min(1e-12))
             if error > 1e-6:
-                for part in (*fused, *fast):
-                    part.take_out()
+                for done in (*fused, *fast):
+                    done.take_out()
                 reason = f"not fused: fused, the network's output differs by {error:.1e} of its size"
                 return notes | {layer.name: reason for layer in layers if layer.spike.fusion is None}
     return notes
+
+
+def take_out(net: nn.Module) -> None:
+    """Give synapses and norms their own `forward` back; each neuron's fusion goes with its AdaptiveSpike."""
+    for part in (*fast_synapses(net).values(), *folded_norms(net)):
+        part.take_out()
 
 
 def _read_by(layers: list[Layer]) -> list[nn.Module]:
@@ -312,7 +333,7 @@ def _read_by(layers: list[Layer]) -> list[nn.Module]:
 def _fast_synapses(
     layers: list[Layer], synapses: dict[str, nn.Module], seen: dict[nn.Module, Tensor], conv_impl: str
 ) -> list[FastSynapse]:
-    """Put a FastSynapse into each convolution and linear layer that ran and computes the same."""
+    """For each convolution and linear layer that ran; dense where a faster way does not compute the same."""
     found = []
     for module in synapses.values():
         if module not in seen:
@@ -323,7 +344,6 @@ def _fast_synapses(
         readers = [layer for layer in layers if any(m is module for _, m in layer.synapses)]
         if len(readers) == 1:
             synapse.serves = readers[0].spike.fusion
-        synapse.put_in()
         found.append(synapse)
     return found
 

@@ -272,6 +272,18 @@ class AdaptiveSpike(nn.Module):
         """Whether the running moments want this sequence."""
         return self._measures and self.adapts
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watcher looks at this pass; one that does not say looks at every one."""
+        return any(getattr(getattr(w, "__self__", None), "is_looking", True) for w in self.watchers)
+
+    def measure_sums(self, count: int, v_T: Tensor, vv_T: Tensor, v_th: float) -> None:
+        """What `see` would measure of a whole sequence, from sums of v and of v^2."""
+        for t, (v, vv) in enumerate(zip(v_T, vv_T, strict=True)):
+            before = self._sums.get(self._time + t, (0, 0.0, 0.0))
+            now = (count, v - count * v_th, vv - 2 * v_th * v + count * v_th * v_th)
+            self._sums[self._time + t] = tuple(a + b for a, b in zip(before, now, strict=True))  # type: ignore[assignment]
+
     def see(self, t: int, u: Tensor, s: Tensor) -> None:
         """Show u and the spikes, t steps after the call began, to the watchers; measure u where it is time to."""
         if self.is_measuring:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from mpd_agl.adapt.norms import folded_back
 from mpd_agl.kernels import active, convolution
 from mpd_agl.kernels.active import MOST_KERNEL
 from mpd_agl.nn.event_conv import EventLayer
@@ -57,8 +58,14 @@ class FastSynapse(EventLayer):
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return F.linear(x, m.weight, m.bias)
-        if m.kernel_size == (1, 1) and self.stride_1d > 1 and _is_plain(m) and self.padding_1d == 0:
-            # torch 2.13 writes outside its buffers here for few channels: see models.base.SubsampledConv.
+        if (
+            m.kernel_size == (1, 1)
+            and self.stride_1d > 1
+            and m.in_channels < 8
+            and _is_plain(m)
+            and not self.padding_1d
+        ):
+            # torch 2.13 writes outside its buffers here: see models.base.SubsampledConv.
             picked = x[:, :, :: self.stride_1d, :: self.stride_1d].contiguous(memory_format=torch.channels_last)
             return F.conv2d(picked, m.weight, m.bias)
         return m._conv_forward(x, m.weight, m.bias)
@@ -80,7 +87,7 @@ class FastSynapse(EventLayer):
             y_TNC = y_1NC.expand(lead[0], *y_MC.shape)
             self.serves.still = (y_TNC, y_1NC)
             return y_TNC
-        return y_MC.unflatten(0, lead)
+        return folded_back(y_MC, lead)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.is_conv else x

@@ -42,7 +42,7 @@ from mpd_agl.analysis.snapshot import LayerSnapshot, Snapshot
 from mpd_agl.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
     """What `diagnose` found; `print` shows it as a table and a list."""
 
@@ -71,6 +71,9 @@ class Diagnosis:
         from mpd_agl.analysis.diagnose_picture import draw
 
         draw(self, Path(path))
+
+    def __repr__(self) -> str:
+        return str(self)  # what a notebook shows
 
     def __str__(self) -> str:
         """As plain text."""

@@ -52,6 +52,8 @@ CURES_OF_LEAK = {
 CURES_OF_STATE = {
     "spikingjelly": "functional.reset_net(net) before every batch (spikingjelly.activation_based.functional)",
     "snntorch": "utils.reset(net) before every batch (snntorch.utils)",
+    "snntorch, nested": "for m in net.modules(): getattr(m, 'reset_mem', int)()  before every batch; "
+    "snntorch.utils.reset(net) finds only neurons that are the network's own attributes",
     "own": "let your neurons forget their state before every batch",
 }
 
@@ -354,6 +356,7 @@ def carried_state(left: dict[str, tuple[str, bool]], gap: float) -> Finding:
     """The network came with states that change its output. `left`: name -> library, and whether a graph hangs on it."""
     library = next(iter(left.values()))[0]
     size = "the pass from there fails" if math.isinf(gap) else f"it changes the outputs by {gap:.0%} of the largest"
+    nested = ", nested" if library == "snntorch" and any("." in name for name in left) else ""
     graph = " The state hangs on that pass's graph: this is 'Trying to backward through the graph a second time'."
     return Finding(
         illness=CARRIED_STATE,
@@ -364,5 +367,5 @@ def carried_state(left: dict[str, tuple[str, bool]], gap: float) -> Finding:
         figure=f"the network came with the state of an earlier pass, and {size}, over {SAME:g}",
         why="Every batch starts from the potentials of the one before, which are other samples'."
         + graph * any(has_graph for _, has_graph in left.values()),
-        cure=CURES_OF_STATE.get(library, CURES_OF_STATE["own"]),
+        cure=CURES_OF_STATE.get(library + nested, CURES_OF_STATE["own"]),
     )

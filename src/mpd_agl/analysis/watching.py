@@ -336,6 +336,11 @@ class ForeignLayer:
         if self.spike.only_watches and not self.spike.watchers:
             take_out(self.neuron, self.spike)
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether this pass is one of those that are looked at."""
+        return self.sums_of(self.name, self.neuron.training) is not None
+
     @torch.no_grad()
     def saw(self, t: int, u: Tensor, s: Tensor) -> None:
         """The neuron fires at timestep t."""

@@ -1,5 +1,5 @@
-"""`mpd-agl bench train|infer|growth|methods|active|gpu`: contenders side by side, how cost grows, what each method costs,
-when skipping zeros pays, and what a GPU makes of it.
+"""`mpd-agl bench train|infer|growth|methods|active|adapt|gpu`: contenders side by side, how cost grows, what methods
+and `adapt` cost, when skipping zeros pays, and what a GPU makes of it.
 """
 
 import argparse
@@ -32,6 +32,11 @@ ABOUT = {
         "Single layers, and with --rates a whole network: inference and a training step. All run in one process, "
         "in turns; what computes another result gets no ratio.",
     ),
+    "adapt": (
+        "SpikingJelly's own networks as they come, adapted, and fused",
+        "A training step of a network of its model zoo: spiking_resnet18, sew_resnet18 or spiking_vgg11_bn. "
+        "All run in one process, in turns.",
+    ),
 }
 EXAMPLES = """examples:
   mpd-agl bench train --quick                   a look at a training step beside other libraries
@@ -59,9 +64,13 @@ def parser() -> argparse.ArgumentParser:
             "growth": (0.125, "50, quick 8; if given, the batch axis ends with it", 5),
             "methods": (0.125, "100", 5),
             "active": (1.0, "inference 32, training 16", 7),
+            "adapt": (1.0, "16", 5),
         }[command]
-        p.add_argument("--model", default="resnet19", help="network (default resnet19)")
-        p.add_argument("--width-mult", type=float, default=width, help=f"multiplies the channels (default {width:g})")
+        own = "spiking_resnet18" if command == "adapt" else "resnet19"
+        p.add_argument("--model", default=own, help=f"network (default {own})")
+        if command != "adapt":
+            about = f"multiplies the channels (default {width:g})"
+            p.add_argument("--width-mult", type=float, default=width, help=about)
         p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
         p.add_argument("--batch", type=int, help=f"samples (default {batch})")
         p.add_argument(
@@ -90,6 +99,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _own_options(p: argparse.ArgumentParser, command: str) -> None:
+    if command == "adapt":
+        p.add_argument("--ways", nargs="+", metavar="WAY", help="who runs (default: all; an unknown name lists them)")
+        p.add_argument("--calibrate", action="store_true", help="calibrate the network first, for all of them")
+        return
     if command == "active":
         p.add_argument(
             "--rates",
@@ -126,7 +139,8 @@ def run(argv: list[str]) -> int:
     if a.plot is not None and a.command == "methods":
         raise InputError("bench methods prints a table and draws nothing. Leave --plot out.")
     a.rounds = min(a.rounds, 2) if a.quick else a.rounds
-    record, text, figure = {"growth": _growth, "methods": _methods, "active": _active}.get(a.command, _compare)(a)
+    kinds = {"growth": _growth, "methods": _methods, "active": _active, "adapt": _adapt}
+    record, text, figure = kinds.get(a.command, _compare)(a)
     print(text)
 
     from mpd_agl.records import canonical, write_atomic
@@ -204,6 +218,27 @@ def _compare(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     names = list(dict.fromkeys(a.contenders or DEFAULT))
     record = compare.compare(workload, names, rounds=a.rounds, quick=a.quick, note=_note)
     return record, compare.text(record), plot.bars(record) if a.plot else None
+
+
+def _adapt(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
+    from mpd_agl.bench import zoo
+
+    if a.plot:
+        raise InputError("bench adapt draws no figure, got --plot. Leave it out; -o writes the record.")
+    record = zoo.measure(
+        a.model,
+        list(dict.fromkeys(a.ways or zoo.WAYS)),
+        num_steps=4 if a.num_steps is None else a.num_steps,
+        batch=16 if a.batch is None else a.batch,
+        image_size=a.image_size or 64,
+        calibrate=a.calibrate,
+        method=a.method,
+        fresh_pages=a.fresh_pages,
+        rounds=a.rounds,
+        threads=a.threads,
+        note=_note,
+    )
+    return record, zoo.text(record), None
 
 
 def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:

@@ -57,6 +57,8 @@ def run(argv: list[str]) -> int:
 
     own = None if isinstance(trained.net, Network) else trained.net
     example = None if own is None else torch.randn(*([T] if frames else []), 2, shape[-1], *shape[-3:-1])
+    if own is not None and own.sample_shape is not None:
+        example = torch.randn(2, *own.sample_shape)
     net = trained.net if own is None else own.traced
     difference = export_onnx(net, a.out, example=example, frames=frames, int8=a.int8)
     checked = "not checked: onnxruntime is not installed"

@@ -51,6 +51,11 @@ def run(argv: list[str]) -> int:
 
     trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
     facts = trained.record.data
+    if "sample_shape" in facts["train"]:
+        raise InputError(
+            f"run {a.run} was trained on samples of shape {tuple(facts['train']['sample_shape'])}, "
+            "and predict takes images. Use `mpd-agl evaluate`."
+        )
     if len(facts["shape"]) != 3:
         raise InputError(
             f"run {a.run} was trained on event frames ({facts['name']}), and predict takes images. "

@@ -3,6 +3,8 @@
 Shapes: N samples, T frames, H height, W width, C channels.
 """
 
+import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +23,13 @@ CHANNELS = (1, 2, 3)
 def check_array_set(found: ArraySet) -> ArraySet:
     """Refuse a set that the loader could not use, in one sentence; else give it back."""
     x, y, K = found.x, found.y, len(found.classes)
-    if x.ndim not in (4, 5) or x.dtype != np.uint8 or y.shape != x.shape[:1]:
+    if found.sample_shape is not None:
+        if x.dtype != np.float32 or x.shape[1:] != (1, math.prod(found.sample_shape), 1) or y.shape != x.shape[:1]:
+            raise InputError(
+                f"data set {found.name!r} needs float32 rows of samples {found.sample_shape} and as many labels, "
+                f"got {x.dtype} {x.shape} and {len(y)} labels."
+            )
+    elif x.ndim not in (4, 5) or x.dtype != np.uint8 or y.shape != x.shape[:1]:
         raise InputError(
             f"data set {found.name!r} needs uint8 (N, H, W, C) or (N, T, H, W, C) and as many labels, "
             f"got {x.dtype} {x.shape} and {len(y)} labels; convert it again."
@@ -112,12 +120,20 @@ def moments(
 
 
 def as_array_set(
-    data: Any, *, name: str, split: str, classes: Sequence[str] | None = None, like: ArraySet | None = None
+    data: Any,
+    *,
+    name: str,
+    split: str,
+    classes: Sequence[str] | None = None,
+    like: ArraySet | None = None,
+    as_is: bool = False,
 ) -> ArraySet:
     """Turn `(x, y)` arrays or tensors, or a torch `Dataset` of (image, label), into an `ArraySet`.
 
     Images are uint8, or floats from 0 to 1, channels first or last; labels are integers from 0 on. Mean and std are
     measured. For a test split pass the training set as `like`: it then has that set's classes, mean and std.
+
+    Samples that can be neither images nor frames, and all samples with `as_is`, are kept as float32 in their shape.
 
     >>> x = np.zeros((4, 1, 8, 8), np.float32)
     >>> found = as_array_set((x, np.array([0, 1, 0, 1])), name="mine", split="train")
@@ -126,7 +142,10 @@ def as_array_set(
     """
     if isinstance(data, ArraySet):
         return check_array_set(replace(data, split=split))
-    x, y = _arrays(data, name)
+    as_is = as_is or (like is not None and like.sample_shape is not None)
+    x, y = _arrays(data, name, as_is)
+    if as_is or not (x.ndim == 3 or (x.ndim in (4, 5) and {x.shape[-1], x.shape[-3]} & set(CHANNELS))):
+        return _as_it_is(x, y, type(data).__name__, name, split, classes, like)
     x = channels_last(x, f"the x of {name!r}")
     if not len(x):
         raise InputError(f"data set {name!r} has no {split} sample. Give at least one.")
@@ -158,6 +177,44 @@ def as_array_set(
     return replace(unmeasured, mean=mean, std=std, provenance=provenance)
 
 
+def _as_it_is(
+    x: NDArray[Any],
+    y: Any,
+    kind: str,
+    name: str,
+    split: str,
+    classes: Sequence[str] | None,
+    like: ArraySet | None,
+) -> ArraySet:
+    """Samples of any shape, as float32."""
+    if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+        raise InputError(
+            f"the x of {name!r} must hold at least one {split} sample of numbers, (N, ...), got {x.dtype} {x.shape}."
+        )
+    x_N = np.ascontiguousarray(x, dtype=np.float32)
+    if not np.isfinite(x_N).all():
+        raise InputError(f"the x of {name!r} holds NaN or infinite values. Correct the array.")
+    if like is not None and like.sample_shape != x.shape[1:]:
+        raise InputError(
+            f"the {split} samples of {name!r} have the shape {x.shape[1:]}, those of the {like.split} split "
+            f"{like.sample_shape or like.x.shape[1:]}. Give both the same."
+        )
+    y_N = as_labels(y, len(x), f"the y of {name!r}")
+    names = like.classes if like is not None else class_names(classes, y_N, f"the y of {name!r}")
+    provenance = {
+        "source": f"{kind} in memory",
+        "partial": False,
+        "sha256": hashlib.sha256(x_N.astype("<f4").tobytes()).hexdigest(),
+        "labels_sha256": hashlib.sha256(y_N.astype("<i8").tobytes()).hexdigest(),
+        "sample_shape": list(x.shape[1:]),
+    }
+    rows = x_N.reshape(len(x), 1, -1, 1)
+    found = ArraySet(
+        name=name, split=split, x=rows, y=y_N, classes=names, mean=(0.0,), std=(1.0,), provenance=provenance
+    )
+    return check_array_set(found)
+
+
 def blocks(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Some samples at a time."""
     for start in range(0, len(x), store.BLOCK):
@@ -172,7 +229,7 @@ def _numpy(value: Any) -> Any:
     return value
 
 
-def _arrays(data: Any, name: str) -> tuple[NDArray[Any], Any]:
+def _arrays(data: Any, name: str, as_is: bool = False) -> tuple[NDArray[Any], Any]:
     """The images and the labels of a pair of arrays, a `TensorDataset`, or a `Dataset` that is read through once."""
     data = getattr(data, "tensors", data)
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
@@ -182,13 +239,17 @@ def _arrays(data: Any, name: str) -> tuple[NDArray[Any], Any]:
             f"data set {name!r} must be a pair (x, y) of arrays or a data set with a length, got "
             f"{type(data).__name__}. Read a stream into arrays first."
         )
-    images: list[NDArray[np.uint8]] = []
+    images: list[NDArray[Any]] = []
     labels: list[Any] = []
     for i in range(len(data)):
         item = data[i]
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise InputError(f"sample {i} of {name!r} is a {type(item).__name__}, expected a pair (image, label).")
-        image = as_bytes(_image(item[0], f"sample {i} of {name!r}"), f"sample {i} of {name!r}")
+        value = item[0] if hasattr(item[0], "getbands") else np.asarray(_numpy(item[0]))
+        if as_is or getattr(value, "ndim", 2) not in (2, 3, 4):
+            image = np.asarray(value)
+        else:
+            image = as_bytes(_image(item[0], f"sample {i} of {name!r}"), f"sample {i} of {name!r}")
         if images and image.shape != images[0].shape:
             raise InputError(
                 f"sample {i} of {name!r} has the shape {image.shape}, sample 0 {images[0].shape}. "

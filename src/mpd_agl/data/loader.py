@@ -73,6 +73,11 @@ class Loader:
                 f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
             )
         check_array_set(dataset)
+        if dataset.sample_shape is not None and train and augment:
+            raise InputError(
+                f"augmentation takes images or frames, got samples of shape {dataset.sample_shape} from "
+                f"{dataset.name!r}. Leave it out."
+            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed
@@ -121,6 +126,8 @@ class Loader:
         mean, std = self.dataset.mean, self.dataset.std
         x = self.augmentation(self.dataset.x[index_N], seed=self.seed, epoch=epoch, index_N=index_N)
         y = torch.from_numpy(self.dataset.y[index_N].astype(np.int64))
+        if self.dataset.sample_shape is not None:
+            return torch.from_numpy(x).permute(0, 3, 1, 2), y
         if x.ndim == 4:
             return torch.from_numpy(normalise(x, mean, std)).permute(0, 3, 1, 2), y
         x_TNHWC = np.ascontiguousarray(x.swapaxes(0, 1))

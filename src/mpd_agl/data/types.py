@@ -19,13 +19,15 @@ SPLITS = ("train", "test")
 class ArraySet:
     """One split of a data set, ready to train on: `x` is uint8 images_NHWC or event frames_NTHWC, often memory-mapped.
 
+    Samples of any other shape are float32 in a row each, (N, 1, F, 1); `sample_shape` says how they are unfolded.
+
     `provenance` holds what a run record must say about the data: source, sha256 of the decoded pixels, whether the set
     is partial and, for events, frame mode, slicing, split rule and split hash.
     """
 
     name: str
     split: str
-    x: NDArray[np.uint8]
+    x: NDArray[Any]
     y: NDArray[np.int64]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
@@ -34,6 +36,12 @@ class ArraySet:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...] | None:
+        """The shape of a sample that is no image; None for images and frames."""
+        found = self.provenance.get("sample_shape")
+        return None if found is None else tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,12 +68,30 @@ class Current(nn.Module):
         return i_SNC
 
 
+def _refuse_void(neuron: nn.Module | None, norm: str | nn.Module | None, given: dict[str, Any]) -> None:
+    """Refuse options of a part that the caller made: they would have no effect."""
+    void: dict[str, list[str]] = {}
+    if neuron is not None:
+        void["neuron"] = ["v_th", "tau", "surrogate", "detach_reset", "backend"]
+        void["neuron"] += ["method"] if getattr(neuron, "width", None) is not None else []
+    if isinstance(norm, nn.Module):
+        void["norm"] = ["alpha"]
+    for part, names in void.items():
+        if passed := [name for name in names if given[name] is not None]:
+            raise InputError(
+                f"{', '.join(passed)} would have no effect beside {part}=, which is made already. "
+                f"Set {'it' if len(passed) == 1 else 'them'} on the {part} that you pass."
+            )
+
+
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name or a module of yours; those with
-    parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module with `tau`
-    and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron.
+    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name (tdBN by default) or a module of yours;
+    those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module
+    with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron. The
+    other options are those of the parts that the block makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method
+    "mpd-agl".
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
@@ -101,7 +119,7 @@ class SpikingBlock(nn.Module):
         self,
         synapse: nn.Module | None,
         *,
-        method: str | Method = "mpd-agl",
+        method: str | Method | None = None,
         norm: str | nn.Module | None = None,
         neuron: nn.Module | None = None,
         currents: Sequence[Current] = (),
@@ -109,18 +127,20 @@ class SpikingBlock(nn.Module):
         channels: int | None = None,
         num_steps: int | None = None,
         surrogate: str | Surrogate | None = None,
-        v_th: float = 0.5,
-        tau: float = 0.2,
-        alpha: float = 1.0,
-        detach_reset: bool = False,
+        v_th: float | None = None,
+        tau: float | None = None,
+        alpha: float | None = None,
+        detach_reset: bool | None = None,
         start: str = "rest",
-        backend: str = "auto",
+        backend: str | None = None,
     ) -> None:
         super().__init__()
-        rule = get_method(method)
+        options = {"v_th": v_th, "tau": tau, "surrogate": surrogate, "detach_reset": detach_reset, "backend": backend}
+        _refuse_void(neuron, norm, {**options, "method": method, "alpha": alpha})
+        rule = get_method("mpd-agl" if method is None else method)
         self.synapse = synapse
-        if neuron is not None:
-            v_th = _threshold_of(neuron)
+        v_th = _threshold_of(neuron) if neuron is not None else 0.5 if v_th is None else v_th
+        alpha = 1.0 if alpha is None else alpha
         if synapse is not None:
             channels = out_features(synapse)
         name = norm if isinstance(norm, str) else "tdbn"
@@ -134,12 +154,12 @@ class SpikingBlock(nn.Module):
             make = partial(with_normed_potential, rule.neuron, channels) if name == "mpbn" else rule.neuron
             measures = synapse is None and not sources and name != "mpbn"
             neuron = make(
-                tau=tau,
+                tau=0.2 if tau is None else tau,
                 v_th=v_th,
                 surrogate=rule.surrogate_with(surrogate),
-                detach_reset=detach_reset,
+                detach_reset=bool(detach_reset),
                 noise=rule.noise,
-                backend=backend,
+                backend=backend or "auto",
                 **({"width": rule.width()} if measures else {}),
                 **({} if start == "rest" else {"start": start}),
             )
@@ -253,7 +273,7 @@ class SpikingBlock(nn.Module):
             return False
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         hooked = any(getattr(m, name) for m in (norm, neuron) for name in hooks)
-        return not hooked and not self.currents and state is NOT_ASKED
+        return not hooked and len(self.currents) == 0 and state is NOT_ASKED
 
     def _current(self, x_SNC: Tensor, num_steps: int, current_inputs: Sequence[Tensor]) -> Tensor:
         """The neuron's current: the norm's output, plus the other currents."""

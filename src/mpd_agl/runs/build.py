@@ -135,6 +135,7 @@ def build_run(
     train, test = build_loaders(config, *sets, ranks)
     net = _network(config, sets[0], own).to(device)
     if isinstance(net, OwnNetwork):
+        net.sample_shape = sets[0].sample_shape
         x, _ = test.make(np.arange(min(2, len(sets[1]))), 0)
         check_network(net, x.to(device), len(sets[0].classes))
         backend = net.backend(device)

@@ -17,7 +17,7 @@ from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.models import load_weights
 from mpd_agl.records import RunRecord
-from mpd_agl.runs.build import Sets, chosen
+from mpd_agl.runs.build import Sets, build_data, chosen
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.own_network import Forward, OwnNetwork
 from mpd_agl.runs.resolve import OWN, Table, merge, nest, resolve
@@ -36,7 +36,7 @@ def fit(
     test: Any = None,
     *,
     epochs: int,
-    batch_size: int = 100,
+    batch_size: int | None = None,
     lr: float | None = None,
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
     name: str | None = None,
@@ -49,6 +49,7 @@ def fit(
     augment: Sequence[str] = (),
     holdout: int = 0,
     classes: Sequence[str] | None = None,
+    as_is: bool = False,
     device: str = "auto",
     quiet: bool = False,
     settings: Mapping[str, Any] | None = None,
@@ -59,15 +60,18 @@ def fit(
         print(record.final["test_accuracy"])
 
     `net` is a network of yours, of SpikingJelly, snnTorch or this package, or the name `module:factory` of a function
-    that builds one. It gets float32 images (N, C, H, W), normalised, or frames (T, N, C, H, W), and returns logits
-    (N, K) or (T, N, K), whose mean over T is the prediction; of a tuple the first is taken. `forward(net, x)` stands in
-    for `net(x)`, for example to loop over time. Neurons are set to rest before every pass. The network is trained in
-    place; at the end it holds the result, the weights of `model.safetensors`, and is in evaluation mode.
+    that builds one. It gets float32 images (N, C, H, W), normalised, or frames (T, N, C, H, W), or samples of another
+    shape as they are, (N, ...). It returns logits (N, K) or (T, N, K), whose mean over T is the prediction; of a tuple
+    the first is taken. `forward(net, x)` stands in for `net(x)`, for example to loop over time. Neurons are set to rest
+    before every pass. The network is trained in place; at the end it holds the result, the weights of
+    `model.safetensors`, and is in evaluation mode.
 
     `train` and `test` are pairs (x, y) of arrays or tensors, torch `Dataset`s (read through once, so leave random
     transforms to `augment`) or `ArraySet`s. `train` alone may be a folder of class folders with images, an .npz file,
     or the name of a data set. Pixels are uint8, or floats from 0 to 1, which are kept as uint8; labels are integers.
-    Without `test`, `holdout` training samples are kept back and scored.
+    Samples that can be neither images nor frames, as (N, F), are taken as they are; with `as_is` all are: any numbers
+    in any shape, neither rounded nor normalised. `batch_size` is 100, or all samples where there are fewer. Without
+    `test`, `holdout` training samples are kept back and scored.
 
     `lr` follows a cosine to 0; its default is 0.1 for SGD, else 0.001. `monitor` is the number of steps between two
     looks into the spiking layers, 0 for none. `settings` sets any other field of the configuration by its dotted name,
@@ -92,9 +96,14 @@ def fit(
                 "or another name."
             ) from error
     own = _own(net, forward)
+    if as_is and config.data.name != OWN:
+        raise InputError(f"as_is is for arrays and Datasets, got {train}, which holds images. Leave it out.")
     display = build_display("quiet" if quiet else "auto")
     with process_as_before():
-        sets = None if config.data.name != OWN else _sets(config, train, test, classes)
+        sets = None if config.data.name != OWN else _sets(config, train, test, classes, as_is)
+        if batch_size is None and "train.batch_size" not in settings:
+            train_set = build_data(config, "train") if sets is None else sets[0]
+            config = _fitting_batch(config, len(train_set))
         if sets is None and (test is not None or classes is not None):
             raise InputError(
                 f"{train} holds both training and test samples and their classes, got `test` or `classes` as well. "
@@ -121,7 +130,7 @@ def _table(net: nn.Module | str, train: Any, settings: dict[str, Any], given: Ma
         "model": {"name": net if isinstance(net, str) else OWN},
         "data": {"name": OWN, "augment": list(given["augment"]), "holdout": given["holdout"]},
         "optim": {"name": given["optimizer"], "lr": USUAL_LR[given["optimizer"]] if lr is None else lr},
-        "train": {"epochs": given["epochs"], "batch_size": given["batch_size"], "device": given["device"]},
+        "train": {"epochs": given["epochs"], "batch_size": given["batch_size"] or 100, "device": given["device"]},
         "monitor": {"every": given["monitor"]},
     }
     if not isinstance(net, str):
@@ -167,7 +176,15 @@ def _own(net: Any, forward: Forward | None) -> OwnNetwork | None:
     return OwnNetwork(net, forward=forward)
 
 
-def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | None) -> Sets:
+def _fitting_batch(config: RunConfig, samples: int) -> RunConfig:
+    """The usual batch, smaller where there are fewer samples or one would be left alone."""
+    size = min(config.train.batch_size, samples)
+    if samples % size == 1 and size > 2 and not config.data.drop_last:
+        size -= 1
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": size})})
+
+
+def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | None, as_is: bool) -> Sets:
     """The samples to train on, and those to be scored on."""
     if (test is None) == (config.data.holdout == 0):
         raise InputError(
@@ -175,7 +192,7 @@ def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | Non
             f"got {'both' if test is not None else 'none'}"
             ". Give fit `test`, or holdout=500."
         )
-    whole = _array_set(train, "train", classes=classes)
+    whole = _array_set(train, "train", classes=classes, as_is=as_is)
     if test is None:
         return chosen(config, whole, "train"), chosen(config, whole, "validation")
     other = _array_set(test, "test", like=whole)

@@ -78,7 +78,8 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
     record = read_record(path / "record.json")
     with reading(path):
         size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])
-        if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in (size, channels, classes)):
+        most = MAX_SIDE**2 if "sample_shape" in record.data["train"] else MAX_SIDE
+        if not all(type(n) is int and 1 <= n <= most for n in (size, channels, classes)):
             raise ValueError(f"images of {size} pixels, {channels} channels, {classes} classes")
     net: Network | OwnNetwork
     if is_own(config.model.name):
@@ -110,6 +111,8 @@ def _own_network(config: RunConfig, record: RunRecord, factory: str, path: Path)
         named = config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
         net = build.own_network(named, shape, len(classes))
     net.own_forward = None if factory else recall_forward(facts, str(path))
+    rows = record.data["train"].get("sample_shape")
+    net.sample_shape = None if rows is None else tuple(rows)
     frames = [config.model.num_steps] if len(shape) == 4 else []
     check_network(net, torch.zeros(*frames, 2, shape[-1], *shape[-3:-1]), len(classes))
     if state_hash(net) != facts.get("state_sha256"):

@@ -44,6 +44,8 @@ class OwnNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.name, self.own_forward, self.options_taken = net, name, forward, dict(options or {})
+        self.sample_shape: tuple[int, ...] | None = None
+        """The shape of samples that are no images: the loader carries them as rows (N, 1, 1, F)."""
         self.num_steps = 1
         """T, as `check_network` found it."""
         to_rest(net)
@@ -52,10 +54,12 @@ class OwnNetwork(nn.Module):
         """logits_TNK."""
         to_rest(self.net)
         x = x.contiguous()  # the loader's memory is channels-last, which `x.view` in a user's forward refuses
+        N = x.shape[-4]
+        if self.sample_shape is not None:
+            x = x.reshape(N, *self.sample_shape)
         output = self.net(x) if self.own_forward is None else self.own_forward(self.net, x)
         if isinstance(output, tuple | list) and output:  # snnTorch's way: (spikes, potentials)
             output = output[0]
-        N = x.shape[-4]
         if not isinstance(output, Tensor) or output.dim() not in (2, 3) or output.shape[-2] != N:
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise InputError(
