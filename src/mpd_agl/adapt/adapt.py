@@ -17,7 +17,6 @@ from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
 from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes, take_out
 from mpd_agl.adapt.surrogates import Shape, measure, with_width
-from mpd_agl.adapt.synapses import fast_synapses
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.methods import Method, get_method

@@ -185,7 +185,7 @@ def matched_gain(
     points = (torch.arange(256, dtype=std_T.dtype, device=std_T.device) + 0.5) / 256
     v_TQ = mean_T[:, None] + spread_T[:, None] * torch.special.ndtri(points)
     energy_T = surrogate.grad(v_TQ - v_th, kappa_T[:, None]).square().mean(1)
-    gain_T = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-12)).sqrt()
+    gain_T: Tensor = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-12)).sqrt()
     return gain_T.clamp(*GAIN_RANGE)
 
 

@@ -32,6 +32,7 @@ class NormedPotential(Neuron):
         kappa_T: Tensor | None = None,
         *,
         num_steps: int | None = None,
+        gain_T: Tensor | None = None,
         residual: Tensor | None = None,
         state: Tensor | None = NOT_ASKED,
     ) -> Any:
@@ -39,7 +40,7 @@ class NormedPotential(Neuron):
         T = self._num_steps(i_SNC, kappa_T, num_steps)
         kept_0 = None if state is NOT_ASKED else state
         if kappa_T is None:
-            kappa_T = self.kappa(i_SNC, T, kept_0)
+            kappa_T, gain_T = self.kappa_and_gain(i_SNC, T, kept_0)
         # Under autocast, too, the membrane is float32.
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         i_TNC = i_SNC.expand(T, *i_SNC.shape[1:]).to(dtype)
@@ -51,7 +52,7 @@ class NormedPotential(Neuron):
             normed_T.append(self.potential_norm(v_NC.unsqueeze(0))[0])
             u_NC = normed_T[-1] - v_th
             if not self.is_noisy:
-                return spike(u_NC, kappa, self.surrogate)
+                return spike(u_NC, kappa, self.surrogate, 1.0 if gain_T is None else gain_T[t])
             draw = torch.rand_like(u_NC) if place is None else kernels.rand_like(u_NC, place)
             return noisy_spike(u_NC, kappa, (draw >= self.noise).to(u_NC.dtype), self.surrogate)
 

@@ -111,6 +111,7 @@ class AtgoNeuron(PLIF):
         kappa_T: Tensor | None = None,
         *,
         num_steps: int | None = None,
+        gain_T: Tensor | None = None,
         residual: Tensor | None = None,
         state: Tensor | None = NOT_ASKED,
     ) -> Tensor:
@@ -120,6 +121,8 @@ class AtgoNeuron(PLIF):
                 "method ds-atgo has a threshold per timestep, and a state does not tell its timestep. "
                 "Run all timesteps in one call, without state."
             )
+        if gain_T is not None:
+            raise InputError("method ds-atgo sets its surrogate itself, got gain_T. Leave it out.")
         T = self._num_steps(i_SNC, kappa_T, num_steps)
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         rule = self.width
