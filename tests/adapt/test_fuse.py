@@ -80,7 +80,8 @@ def test_a_residual_network_computes_the_same(still):
     plain.double(), fused.double()
     for _ in range(2):  # running statistics, too: the second step has those of the first
         torch.testing.assert_close(step(fused, x), step(plain, x), rtol=1e-9, atol=1e-9)
-        assert all(float(p.grad.norm()) > 1e-6 for p in plain.parameters())
+        silent = [name for name, p in plain.named_parameters() if float(p.grad.norm()) < 1e-6]
+        assert silent == ["conv2.bias"]  # the norm behind it takes it out
         for (name, p), q in zip(plain.named_parameters(), fused.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-6, atol=1e-9, msg=name)
     for (name, p), q in zip(plain.named_buffers(), fused.named_buffers(), strict=True):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mpd_agl import kernels
 from mpd_agl.adapt import adapt, adaptive_spikes, release
+from mpd_agl.errors import InputError
 from tests.adapt.peers import peer
 
 T, N, C = 4, 24, 8
@@ -57,10 +58,9 @@ def test_the_network_of_issue_190_is_silent_and_then_is_not():
         assert row.spread == pytest.approx(1, abs=0.04)
         assert 0.08 < row.rate < 0.2
         assert row.available > 0.3
-        assert (row.tau, row.num_steps) == (0.75, T)
+        assert (row.tau, row.source, row.num_steps) == (0.75, "predicted", T)
         # decay_input: (1 - tau) gamma at the first step
-        assert row.kappa_T[0] == pytest.approx(2 * 0.25 * row.scale, rel=1e-3)
-    assert result.layers[0].source == "measured"  # an image that is the same at every step spreads farther
+        assert row.kappa_T[0] == pytest.approx(2 * 0.25 * row.scale, rel=1e-4)
     assert result.not_adapted == ()
 
 
@@ -68,7 +68,7 @@ def test_a_container_that_folds_time_hides_no_norm():
     a, b = jelly(depth=2), jelly(depth=2, container=True)
     for x, y in zip(a.parameters(), b.parameters(), strict=True):
         y.data.copy_(x.data)
-    ra, rb = (adapt(net, sequence(), moments="predicted") for net in (a, b))
+    ra, rb = adapt(a, sequence()), adapt(b, sequence())
     for r, s in zip(ra.layers, rb.layers, strict=True):
         assert s.norm.endswith(".1")
         assert s.source == "predicted"
@@ -122,7 +122,7 @@ def test_spikingjelly_tdbn_and_other_nodes():
         layer.Conv2d(C, C, 3, step_mode="m"),
         sj.QIFNode(step_mode="m"),
     )
-    result = adapt(net, sequence(), calibrate=False, moments="predicted")
+    result = adapt(net, sequence(), calibrate=False)
     (row,) = result.layers
     assert row.kappa_T[0] == pytest.approx(1.0)  # 2 gamma, and gamma is alpha v_th
     assert "QIFNode" in result.not_adapted[0].reason
@@ -249,3 +249,52 @@ def test_norse_recurrent_weights_are_scaled():
     assert row.source == "measured"
     net(x)[0].sum().backward()
     assert float(net.input_weights.grad.abs().max()) > 0
+
+
+@pytest.mark.parametrize(("spread", "wanted"), [(None, [1.0, 2.0]), (1.5, [1.5, 1.5])])
+def test_the_spread_that_is_asked_for_and_the_usual_one(spread, wanted):
+    sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        layer.Linear(12, 32),
+        layer.BatchNorm1d(32, step_mode="m"),
+        sj.LIFNode(step_mode="m"),
+        layer.Linear(32, 32),
+        nn.LayerNorm(32),
+        sj.LIFNode(step_mode="m"),
+    )
+    rows = adapt(net, torch.randn(T, 64, 12), spread=spread).layers
+    assert [row.spread for row in rows] == pytest.approx(wanted, rel=0.05)
+    with pytest.raises(InputError, match="spread, the potential's deviation in thresholds"):
+        adapt(net, torch.randn(T, 64, 12), spread=0.0)
+
+
+def test_a_layer_whose_spikes_nobody_reads_is_not_scaled():
+    snn = peer("snntorch")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.lif1, self.fc2, self.lif2 = (
+                nn.Linear(9, 32),
+                snn.Leaky(0.9),
+                nn.Linear(32, 3),
+                snn.Leaky(0.9),
+            )
+
+        def forward(self, x):
+            m1, m2, potentials = self.lif1.init_leaky(), self.lif2.init_leaky(), []
+            for _ in range(T):
+                s1, m1 = self.lif1(self.fc1(x), m1)
+                _, m2 = self.lif2(self.fc2(s1), m2)
+                potentials.append(m2)
+            return torch.stack(potentials)
+
+    torch.manual_seed(0)
+    net = Net()
+    before = net.fc2.weight.detach().clone()
+    first, last = adapt(net, torch.randn(64, 9)).layers
+    assert first.scale != 1
+    assert last.scale == 1
+    assert "its spikes do not reach the network's output" in last.note
+    assert torch.equal(net.fc2.weight, before)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpd_agl.adapt import calibrate as calibration
 from mpd_agl.adapt import fuse as fusing
-from mpd_agl.adapt.adapters import Adapter, Membrane, adapter_of
+from mpd_agl.adapt.adapters import Adapter, adapter_of
 from mpd_agl.adapt.calibrate import Fit, Watched
 from mpd_agl.adapt.find import Layer, Run, default_forward, rehearsal, trace
 from mpd_agl.adapt.spike import AdaptiveSpike, adaptive_spikes, take_out
@@ -23,8 +23,6 @@ from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import MeasuredMoments, PotentialSums
 from mpd_agl.nn.neuron import Neuron
 
-LIKE = 1.25
-"""A predicted spread within this factor of the measured one is taken."""
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
 Fuse = bool | Literal["dense"]
@@ -176,9 +174,9 @@ def adapt(
 
     `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. So a
     method that is a neuron, such as trsg, is refused. None keeps the widths. Where a norm stands before a neuron, the
-    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7), if the
-    prediction fits what the batch shows. Elsewhere, and with `moments="measured"`, they are running moments of the
-    potential, measured on every `every`-th training pass.
+    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7); elsewhere,
+    and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training
+    pass.
 
     The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
     `core.SURROGATES`) replaces its shape.
@@ -374,24 +372,11 @@ def _set_width(
     spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
     if spike.measured is None:
         return "rule"
-    std_T = seen.var_T.sqrt().clamp_min(1e-12)
-    if predictable and (wanted == "predicted" or (wanted == "auto" and _foretells(spike, membrane, std_T))):
+    if predictable and wanted != "measured":
         spike.measured = None
         spike.kappa_T = spike.widths(membrane, seen.num_steps).detach()
         return "predicted"
     return "measured"
-
-
-def _foretells(spike: AdaptiveSpike, membrane: Membrane, std_T: Tensor) -> bool:
-    """Whether the predicted spread is the measured one, roughly, at every timestep.
-
-    The prediction takes the currents of two timesteps as independent. Where they are alike (an image that is shown at
-    every step, a stream of tokens that each block only adds to) the potential spreads up to twice as far.
-    """
-    tau = torch.as_tensor(membrane.kept, dtype=torch.float32, device=spike.place.device)
-    predicted_T = spike._predicted_moments(membrane, tau, "exact", len(std_T))[1]
-    ratio_T = predicted_T.detach().cpu().double() / std_T.cpu().double()
-    return bool(((ratio_T > 1 / LIKE) & (ratio_T < LIKE)).all())
 
 
 def _row(
