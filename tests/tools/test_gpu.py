@@ -91,7 +91,8 @@ def test_autocast_a_scaled_loss_and_shared_statistics(backend, options):
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "mpd-agl"])
 def test_a_training_step_of_every_method(method):
-    gpu_meta.step(merge(read_preset("demo"), {"method": method}), backend="eager")
+    steps = METHODS[method].max_steps or 2
+    gpu_meta.step(merge(read_preset("demo"), {"method": method, "model": {"num_steps": steps}}), backend="eager")
 
 
 def test_the_meta_device_finds_what_it_is_there_for(monkeypatch):
