@@ -276,3 +276,23 @@ def test_completion_knows_subcommands(words, offered):
     ask = f'COMP_WORDS=(mpd-agl {words}); COMP_CWORD={len(words.split())}; _mpd_agl; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", completion.script() + ask], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [offered]
+
+
+def test_methods_are_timed_side_by_side(monkeypatch, capsys):
+    from mpd_agl.bench import methods
+    from mpd_agl.bench.contenders import build
+    from mpd_agl.bench.workload import LOSSES
+
+    small = Workload(model="cnn8", width_mult=0.0625, batch=4, image_size=16, threads=1)
+    for loss in LOSSES:
+        work = build("eager", replace(small, method="stbp-tdbn", loss=loss))
+        assert work() > 0
+    record = methods.measure(small, ["trsg", "s2nn", "+distill"], rounds=1, quick=True, note=lambda text: None)
+    assert list(record["rows"]) == ["mpd-agl", "trsg", "s2nn", "+distill"]
+    base = record["rows"]["mpd-agl"]
+    assert (base["time"], base["peak_memory"], base["num_steps"]) == (1.0, 1.0, 2)
+    assert (record["rows"]["s2nn"]["num_steps"], record["rows"]["+distill"]["method"]) == (1, "stbp-tdbn")
+    shown = methods.text(record).splitlines()
+    assert [line.split()[0] for line in shown[2:6]] == list(record["rows"])
+    assert main(["bench", "methods", "--rows", "+mse"]) == 2
+    assert "loss" in capsys.readouterr().err

@@ -440,3 +440,14 @@ def test_recordings_in_the_wrong_class_folder_are_noticed(other_half, tmp_path, 
     (tmp_path / "d" / "cat" / "cifar10_cat_1.aedat").rename(tmp_path / "d" / "dog" / "cifar10_cat_1.aedat")
     with pytest.raises(InputError, match="holds other labels than CIFAR10-DVS's all split"):
         load_dataset("cifar10dvs", "train", **where)
+
+
+def test_digits_shrink_by_blocks_and_other_sizes_are_refused():
+    whole, half = (load_dataset("mnist5k", "test", image_size=size) for size in (0, 14))
+    blocks = whole.x.astype(float).reshape(1000, 14, 2, 14, 2, 1).mean((2, 4))
+    np.testing.assert_array_equal(half.x, np.floor(blocks + 0.5))
+    assert half.x.dtype == np.uint8
+    assert half.provenance == {**whole.provenance, "image_size": 14}
+    assert "image_size" not in load_dataset("mnist5k", "test", image_size=28).provenance
+    with pytest.raises(InputError, match=r"got 12 for mnist5k's 28 x 28. Use 4, 7, 14, or 0"):
+        load_dataset("mnist5k", "test", image_size=12)

@@ -75,7 +75,7 @@ def test_every_model_trains_on_images_and_frames(name, ann):
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_trains(method):
-    net = small(method=method)
+    net = small(method=method, **({"num_steps": 1} if METHODS[method].max_steps else {}))
     x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
     torch.nn.functional.cross_entropy(net(x).mean(0), y).backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
@@ -316,3 +316,14 @@ def test_bad_input_changes_nothing():
     with pytest.raises(InputError):
         net(torch.full((4, 3, 16, 16), float("nan")))
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_plain_is_as_deep_as_asked_and_others_refuse_a_depth() -> None:
+    net = create_model("plain", depth=9, image_size=14, in_channels=1)
+    synapses = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(synapses) == 9
+    assert net(torch.randn(2, 1, 14, 14)).shape == (2, 2, 10)
+    with pytest.raises(InputError, match="resnet19 has a fixed depth, got depth=9"):
+        create_model("resnet19", depth=9, width_mult=0.0625)
+    with pytest.raises(InputError, match="at least 2 layers"):
+        create_model("plain", depth=1)

@@ -25,7 +25,7 @@ from mpd_agl.nn import (
     over_time,
 )
 
-FUSED = [m for m in METHODS if m != "asgl"]
+FUSED = [m.name for m in METHODS.values() if m.name != "asgl" and not (m.replaces_neuron or m.max_steps)]
 
 
 def conv_block(method="mpd-agl", channels=6, **options):
@@ -42,7 +42,9 @@ def by_equations(block, s_TNC, kappa_T):
     n = block.norm
     i = core.tdbn(x, n.weight, n.bias, *core.batch_moments(x), v_th=n.v_th, alpha=n.alpha, eps=n.eps)
     neuron = block.neuron
-    return core.lif(i, neuron.tau, kappa_T, v_th=neuron.v_th, surrogate=neuron.surrogate)[0]
+    potential = block._potential(len(kappa_T), None, None, None) if block.affines() else None
+    gain_T = None if potential is None else block.width.gain(potential, kappa_T.float(), neuron.surrogate)
+    return core.lif(i, neuron.tau, kappa_T, v_th=neuron.v_th, surrogate=neuron.surrogate, gain_T=gain_T)[0]
 
 
 @pytest.mark.parametrize("method", FUSED)
@@ -200,20 +202,20 @@ def test_the_norm_module_is_core_tdbn():
 @pytest.mark.parametrize("method", list(METHODS))
 def test_copies_pickles_and_state_dicts_give_the_same_spikes(method):
     block = conv_block(method)
-    images = torch.randn(1, 4, 3, 8, 8)
-    block(images, num_steps=2).sum().backward()
+    images, T = torch.randn(1, 4, 3, 8, 8), METHODS[method].max_steps or 2
+    block(images, num_steps=T).sum().backward()
     block.eval()
-    want = block(images, num_steps=2)
-    assert torch.equal(copy.deepcopy(block)(images, num_steps=2), want)
-    assert torch.equal(pickle.loads(pickle.dumps(block))(images, num_steps=2), want)
+    want = block(images, num_steps=T)
+    assert torch.equal(copy.deepcopy(block)(images, num_steps=T), want)
+    assert torch.equal(pickle.loads(pickle.dumps(block))(images, num_steps=T), want)
     buffer = io.BytesIO()
     torch.save(block.state_dict(), buffer)
     other = SpikingBlock(nn.Conv2d(3, 6, 3, padding=1, bias=False), method=method)
     other.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
-    assert torch.equal(other.eval()(images, num_steps=2), want)
+    assert torch.equal(other.eval()(images, num_steps=T), want)
     ema = torch.optim.swa_utils.AveragedModel(block, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     ema.update_parameters(block)
-    assert torch.equal(ema.eval()(images, num_steps=2), want)
+    assert torch.equal(ema.eval()(images, num_steps=T), want)
 
 
 def test_stateless():

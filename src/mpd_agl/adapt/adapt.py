@@ -172,10 +172,11 @@ def adapt(
     `spread` thresholds. It is refused for a network that looks trained, unless it is "force". "threshold" moves the
     thresholds instead. False leaves the scale alone.
 
-    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. None
-    keeps the widths. Where a norm stands before a neuron, the rule's moments are predicted from the norm's parameters
-    at every training pass (the generalised Eq. 7); elsewhere, and with `moments="measured"`, they are running moments
-    of the potential, measured on every `every`-th training pass.
+    `method` is any name of `mpd_agl.nn.METHODS`, or a `Method`; its width rule is used, the neuron stays yours. So a
+    method that is a neuron, such as trsg, is refused. None keeps the widths. Where a norm stands before a neuron, the
+    rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7); elsewhere,
+    and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training
+    pass.
 
     The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
     `core.SURROGATES`) replaces its shape.
@@ -207,6 +208,11 @@ def adapt(
         raise InputError("the network is adapted already. Call release(net) first to adapt it anew.")
     _check(net, batch)
     rule = None if method is None else get_method(method)
+    if rule is not None and rule.replaces_neuron:
+        raise InputError(
+            f"method {rule.name!r} is a neuron of its own ({rule.about}), and adapt keeps yours. Use a method that is "
+            "a width alone, such as mpd-agl, or build the layer with mpd_agl.nn.SpikingBlock."
+        )
     shape = surrogate if surrogate is not None else None if rule is None else rule.surrogate
     ours = None if shape is None else get_surrogate(shape)
     if calibrate is True:

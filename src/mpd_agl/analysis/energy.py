@@ -4,9 +4,13 @@ A hidden layer takes `rate_in * T * MACs` additions of 0.9 pJ. Stem and readout 
 4.6 pJ (45 nm CMOS).
 
 `paper` counts every hidden layer as additions, whatever its input. `strict` counts a layer as multiply-accumulates if
-its input is not 0/1: small integers behind a SEW addition, fractions behind average pooling. A static image gives the
-stem the same input at every step. The paper counts the stem T times; a line of its own shows the count if the stem
-runs once.
+its input is not 0/1: small integers behind a SEW addition, fractions behind average pooling or an attention gate, the
+currents of a membrane shortcut. It adds a multiplication for each neuron behind a norm that scales every timestep
+otherwise (TEBN, TAB), which no weights can hold. A gate (TCJA) multiplies in both counts, products of spikes (STAtten)
+are additions: `K^T V` where k and v spike, `Q (K^T V)` where q does; their factor goes into a threshold.
+
+A static image gives the stem the same input at every step. The paper counts the stem T times; a line of its own shows
+the count if the stem runs once.
 """
 
 from collections.abc import Mapping
@@ -16,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpd_agl.analysis.operations import LayerOps, count_operations, evaluating, synapses
+from mpd_agl.analysis.operations import LayerOps, attentions, count_operations, evaluating, synapses
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
+from mpd_agl.nn import SpikeAttention
 
 PJ_ADD = 0.9
 PJ_MAC = 4.6
@@ -124,8 +129,20 @@ def measure_activity(net: Network, x: Tensor, batch: int = 64) -> dict[str, Acti
 
         return look
 
+    def hook_attention(name: str) -> Any:
+        def look(module: SpikeAttention, inputs: tuple[Tensor, ...]) -> None:
+            products = inputs[0].numel()
+            nonzero[name] = nonzero.get(name, 0.0) + module.active_share(*inputs) * products
+            count[name] = count.get(name, 0) + products
+            kinds = [values.get(name, "binary"), *(kind_of_values(x) for x in inputs)]
+            values[name] = max(kinds, key=order.index)
+
+        return look
+
     layers = synapses(net)
+    products = {n: m for n, m in attentions(net).items() if isinstance(m, SpikeAttention)}
     handles = [m.register_forward_pre_hook(hook(n)) for n, m in layers.items()]
+    handles += [m.register_forward_pre_hook(hook_attention(n)) for n, m in products.items()]
     axis = 0 if x.dim() == 4 else 1
     try:
         with evaluating(net):
@@ -135,7 +152,7 @@ def measure_activity(net: Network, x: Tensor, batch: int = 64) -> dict[str, Acti
         for handle in handles:
             handle.remove()
     first = next(iter(layers))
-    return {n: Activity(nonzero[n] / count[n], "real" if n == first else values[n]) for n in layers}
+    return {n: Activity(nonzero[n] / count[n], "real" if n == first else values[n]) for n in [*layers, *products]}
 
 
 def energy(
@@ -148,7 +165,7 @@ def energy(
     """The energy table of a network from the activity of its layers, as `measure_activity` gives it."""
     T = net.num_steps
     operations: list[LayerOps] = count_operations(net)
-    missing = [o.name for o in operations if o.kind == "hidden" and o.name not in activity]
+    missing = [o.name for o in operations if o.kind in ("hidden", "attention") and o.name not in activity]
     if missing:
         raise InputError(
             f"no activity for {len(missing)} layers (first {missing[0]}). Measure it with measure_activity(net, x)."
@@ -156,13 +173,14 @@ def energy(
     rows = []
     for o in operations:
         seen = activity.get(o.name)
-        if o.kind != "hidden":
+        if o.kind not in ("hidden", "attention"):
             paper = strict = (0.0, float(o.macs * T))
         else:
             assert seen is not None
             count = seen.rate * T * o.macs
             paper = (count, 0.0)
             strict = (count, 0.0) if seen.values == "binary" else (0.0, count)
+        strict = strict[0], strict[1] + o.scales * T
         values = seen.values if seen else "real"
         rows.append(LayerEnergy(o.name, o.macs, seen.rate if seen else None, values, *paper, *strict))
     return EnergyReport(net.name, T, rows, rates_from, static_input)

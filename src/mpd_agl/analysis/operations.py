@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.models import Network
+from mpd_agl.nn import TAB, TCJA, TEBN, SpikeAttention, StepAffine
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class LayerOps:
     name: str
     macs: int
     kind: str
-    """`stem` (real-valued input), `hidden` or `readout`."""
+    """`stem` (real-valued input), `hidden`, `readout`, `attention` (products of spikes) or `gate` (of real values)."""
+    scales: int = 0
+    """Neurons of the layer whose norm has another factor at every timestep (TEBN, TAB): no weight can hold it."""
 
 
 def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
@@ -30,12 +33,17 @@ def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
     return found
 
 
+def attentions(net: nn.Module) -> dict[str, TCJA | SpikeAttention]:
+    """Gates and products of spikes, by name."""
+    return {path: m for path, m in net.named_modules() if isinstance(m, TCJA | SpikeAttention)}
+
+
 def macs_of(module: nn.Conv2d | nn.Linear, output: Tensor) -> int:
-    """The MACs that one output of batch 1 takes."""
+    """The MACs of one sample at one timestep, of an output whose first axis (first two of (T, N, F)) counts both."""
     if isinstance(module, nn.Linear):
-        return output.numel() // output.shape[-1] * module.in_features * module.out_features
+        return output.flatten(0, -2)[0].numel() * module.in_features
     kernel_h, kernel_w = module.kernel_size
-    return output.numel() * (module.in_channels // module.groups) * kernel_h * kernel_w
+    return output[0].numel() * (module.in_channels // module.groups) * kernel_h * kernel_w
 
 
 @contextmanager
@@ -60,7 +68,8 @@ def count_operations(net: Network) -> list[LayerOps]:
     """
     o = net.options
     macs: dict[str, int] = {}
-    layers = synapses(net)
+    scales: dict[str, int] = {}
+    layers, gates = synapses(net), attentions(net)
 
     def hook(name: str) -> Any:
         def count(module: nn.Conv2d | nn.Linear, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -68,8 +77,25 @@ def count_operations(net: Network) -> list[LayerOps]:
 
         return count
 
+    def hook_gate(name: str) -> Any:
+        def count(module: TCJA | SpikeAttention, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            macs[name] = module.macs_per_step(inputs[0])
+
+        return count
+
+    def hook_norm(name: str) -> Any:
+        def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            scales[name] = output[0, 0].numel()
+
+        return count
+
     handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
-    steps, net.num_steps = net.num_steps, 1
+    handles += [module.register_forward_hook(hook_gate(name)) for name, module in gates.items()]
+    norms = {p.removesuffix(".norm"): m for p, m in net.named_modules() if isinstance(m, TEBN | TAB | StepAffine)}
+    handles += [module.register_forward_hook(hook_norm(name)) for name, module in norms.items()]
+    steps = net.num_steps
+    if not net.is_tied_to_steps:
+        net.num_steps = 1
     device = next(net.parameters()).device
     try:
         with evaluating(net):
@@ -80,4 +106,6 @@ def count_operations(net: Network) -> list[LayerOps]:
             handle.remove()
     names = list(layers)
     kinds = {names[0]: "stem", names[-1]: "readout"}
-    return [LayerOps(name, macs[name], kinds.get(name, "hidden")) for name in names]
+    kinds |= {n: "gate" if isinstance(m, TCJA) else "attention" for n, m in gates.items()}
+    order = dict.fromkeys(p.removesuffix(".synapse").removesuffix(".linear") for p, _ in net.named_modules())
+    return [LayerOps(n, macs[n], kinds.get(n, "hidden"), scales.get(n, 0)) for n in order if n in macs]

@@ -154,9 +154,15 @@ def _affine_facts(affines: list[Affine]) -> dict[str, Any]:
     """gamma and beta over the channels of all norms whose currents are added."""
     if not affines:
         return {"gamma_bar": None, "gamma_rms": None, "beta_bar": None}
-    gamma_C, beta_C = torch.cat([a.gamma_C for a in affines]), torch.cat([a.beta_C for a in affines])
+    gamma_C = torch.cat([_mean_over_steps(a.gamma_C) for a in affines])
+    beta_C = torch.cat([_mean_over_steps(a.beta_C) for a in affines])
     gamma_rms = float(gamma_C.square().mean().sqrt())
     return {"gamma_bar": float(gamma_C.mean()), "gamma_rms": gamma_rms, "beta_bar": float(beta_C.mean())}
+
+
+def _mean_over_steps(values: Tensor) -> Tensor:
+    """Per channel, of a norm that may have values for every step (TEBN, TAB)."""
+    return values.mean(0) if values.dim() == 2 else values
 
 
 _NOTHING_PREDICTED: dict[str, list[float]] = {
@@ -210,17 +216,20 @@ class OwnLayer:
             options = {"backend": neuron.backend, **neuron.probed(), **state, "channel_dim": axis}
             sums_T6 = kernels.probe(x_SNC, *to_current, neuron.tau, kappa_T, **options)
         else:
-            sums_T6 = _sums_of_potentials(seen.v_TNC, x_SNC, kappa_T, neuron.v_th)
+            v_th = neuron.v_th if seen.theta_T is None else seen.theta_T.double()[:, None]
+            sums_T6 = _sums_of_potentials(seen.v_TNC, x_SNC, kappa_T, v_th)
         sums.begins()
         sums.add(0, sums_T6, x_SNC[0].numel())
         sums.kappa_T.update(enumerate(kappa_T))
-        if self.block is not None:
+        if self.block is not None and self.block.synapse is not None:
             s_in = args[0] if args else kwargs["s_SNC"]
             sums.inputs = [sums.inputs[0] + float(torch.count_nonzero(s_in)), sums.inputs[1] + s_in.numel()]
         spikes = output[0] if isinstance(output, tuple) else output
         sums.follow("out", spikes, 0, time_first=True)
         sums.follow("in", seen.x_SNC, 0, time_first=True)
         self._facts(sums, T)
+        if seen.theta_T is not None:
+            sums.facts["v_th"] = float(seen.theta_T.mean())
         if self.detail and x_SNC.shape[1]:
             residual = kwargs.get("residual")
             self._details(sums, seen, to_current, spikes if residual is None else spikes - residual, state)
@@ -268,7 +277,9 @@ class OwnLayer:
         axis = 2 if self.block is not None else neuron.channel_axis(x_SNC)
         plain = neuron.reset == "hard" and not neuron.decay_input and axis == 2 and not state
         sums.samples = counted_samples(x_SNC[0, 0].numel(), x_SNC.shape[1])
-        if plain and isinstance(neuron.v_th, float) and not neuron.tau.dim():
+        if seen.v_TNC is not None:
+            count_TB = [count(v_NC, v_th).tolist() for v_NC in seen.v_TNC[:, : sums.samples]]
+        elif plain and isinstance(neuron.v_th, float) and not neuron.tau.dim():
             count_TB = histogram(x_SNC, *to_current, neuron.tau, v_th=v_th, num_steps=T).count_TB
         else:
             shape = [-1 if a == axis else 1 for a in range(x_SNC.dim())]
@@ -279,7 +290,10 @@ class OwnLayer:
             v_TNC = core.lif(i_TNC, neuron.tau, seen.kappa_T, **neuron.dynamics(), **first)[1]
             count_TB = [count(v_NC, v_th).tolist() for v_NC in v_TNC]
         sums.detail_TB = {t: torch.tensor(count_B) for t, count_B in enumerate(count_TB)}
-        fired = s_TNC.detach() > 0.5 if seen.v_TNC is None else seen.v_TNC >= v_th  # ASGL's outputs are no spikes
+        height = v_th if neuron.scaled else 1.0  # of a spike
+        fired = s_TNC.detach() > 0.5 * height
+        if neuron.is_noisy and seen.v_TNC is not None:  # ASGL's outputs are no spikes
+            fired = seen.v_TNC >= v_th
         sums.fired_C = fired.sum([a for a in range(fired.dim()) if a != axis])
 
     def snapshot(self, sums: Sums) -> LayerSnapshot:
@@ -300,8 +314,8 @@ def _detail(sums: Sums, affines: list[Affine]) -> LayerDetail | None:
     low, high = (rest + end for end in reach(sums.facts["v_th"] - rest))
     return LayerDetail(
         Histogram(low, high, [sums.detail_TB[t].tolist() for t in sorted(sums.detail_TB)], sums.samples),
-        [v for a in affines for v in _short(a.gamma_C)],
-        [v for a in affines for v in _short(a.beta_C)],
+        [v for a in affines for v in _short(_mean_over_steps(a.gamma_C))],
+        [v for a in affines for v in _short(_mean_over_steps(a.beta_C))],
         [] if sums.fired_C is None else sums.fired_C.tolist(),
     )
 

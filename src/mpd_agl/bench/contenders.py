@@ -17,8 +17,12 @@ from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import unknown_name
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network, create_model
-from mpd_agl.nn import TdBatchNorm, event_layers, fold
-from mpd_agl.train.config import OptimConfig
+from mpd_agl.nn import SpikingBlock, TdBatchNorm, event_layers, fold
+from mpd_agl.runs.objectives import stage_ends
+from mpd_agl.train.attacks import Pixels
+from mpd_agl.train.config import LossConfig, OptimConfig
+from mpd_agl.train.losses import build_loss
+from mpd_agl.train.objectives import Distill, LocalTandem, Objective, Robust, ShortcutHeads
 from mpd_agl.train.optim import build_optimizer
 
 CHECKED_SAMPLES = 4
@@ -150,17 +154,39 @@ def build(name: str, workload: Workload) -> Callable[[], float]:
             return 0.0
 
         return answer
-    optimizer = build_optimizer(net, OptimConfig())
+    objective = objective_of(workload, net)
+    optimizer = build_optimizer(nn.ModuleList([net, objective]) if objective else net, OptimConfig())
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(net(x).mean(0), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = F.cross_entropy(net(x).mean(0), y) if objective is None else objective(net, x, y)[1]
+        loss.backward()
         optimizer.step()
         peers.reset(net)
         return float(loss.detach())
 
     return step
+
+
+def objective_of(workload: Workload, net: nn.Module) -> Objective | None:
+    """What the workload's loss needs beside the output; teachers have random weights, which cost the same."""
+    c = LossConfig(name=workload.loss)  # type: ignore[arg-type]
+    loss = build_loss(c)
+    if workload.loss == "ce":
+        return None
+    if workload.loss == "tet":
+        return Objective(loss)
+    assert isinstance(net, Network)
+    if workload.loss == "robust":
+        half = (0.5,) * net.options.in_channels
+        return Robust(loss, Pixels(half, half), eps=c.robust_eps, step=c.robust_step, weight=c.robust_weight)
+    if workload.loss == "shortcut-heads":
+        return ShortcutHeads(loss, stage_ends(net), net.options.num_classes, share=c.head_share)
+    teacher = create(workload, ann=True)
+    if workload.loss == "distill":
+        return Distill(loss, teacher, share=c.distill_share, temperature=c.distill_temperature)
+    names = [n for n, m in net.named_modules() if isinstance(m, SpikingBlock)]
+    return LocalTandem(loss, teacher, names, "readout", weight=c.ltl_weight)
 
 
 def convolutions(workload: Workload) -> Callable[[], float]:

@@ -80,6 +80,7 @@ def calls(net: Network, x: Tensor) -> dict[str, Call]:
 
 def potentials(block: SpikingBlock, s_SNC: Tensor, num_steps: int) -> Tensor:
     """v_TNC of a block by the written equations."""
+    assert block.synapse is not None
     y = block.synapse(s_SNC.flatten(0, 1))
     x_SNC = y.view(*s_SNC.shape[:2], *y.shape[1:]).expand(num_steps, -1, *y.shape[1:])
     norm, neuron = block.norm, block.neuron

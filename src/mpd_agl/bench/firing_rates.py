@@ -110,7 +110,9 @@ def impose_rates(net: Network, x: Tensor, wanted: Mapping[str, float]) -> dict[s
 
         return set_beta
 
-    handles = [block.synapse.register_forward_hook(hook(name, block)) for name, block in blocks.items()]
+    handles = [
+        block.synapse.register_forward_hook(hook(name, block)) for name, block in blocks.items() if block.synapse
+    ]
     try:
         net.eval()(x)
     finally:

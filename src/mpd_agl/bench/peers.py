@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import PLIF, SpikingBlock
 
@@ -20,6 +21,11 @@ class PeerBlock(nn.Module):
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
+        if block.synapse is None or block.norm is None or block.norm.per_step:
+            raise InputError(
+                "the peers' networks are rebuilt from synapse, tdBN and neuron, and this network has other blocks. "
+                "Compare another network, such as resnet19."
+            )
         self.synapse = copy.deepcopy(block.synapse)
 
     def synapses(self, x_SNC: Tensor, num_steps: int | None) -> Tensor:

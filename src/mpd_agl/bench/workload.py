@@ -8,6 +8,8 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import MODELS
 
 WORKS = ("train", "infer")
+LOSSES = ("ce", "tet", "shortcut-heads", "distill", "ltl", "robust")
+"""What a training step minimises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class Workload:
     image_size: int = 0
     """0: the network's own."""
     method: str = "mpd-agl"
+    loss: str = "ce"
+    """`ltl` and `distill` have a teacher of random weights."""
     threads: int = 2
     fresh_pages: bool = False
     """True: freed memory goes back to the system, as glibc does by default. False: every contender keeps its pages."""
@@ -32,6 +36,8 @@ class Workload:
             raise unknown_name("work", self.work, WORKS)
         if self.model not in MODELS:
             raise unknown_name("model", self.model, MODELS)
+        if self.loss not in LOSSES:
+            raise unknown_name("loss", self.loss, LOSSES)
         for name, least in (("num_steps", 1), ("batch", 1), ("image_size", 0), ("threads", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}.")

@@ -1,5 +1,5 @@
-"""`mpd-agl bench train|infer|growth|active|adapt`: contenders side by side, how cost grows, when skipping zeros pays,
-what `adapt` costs and gains.
+"""`mpd-agl bench train|infer|growth|methods|active|adapt|gpu`: contenders side by side, how cost grows, what methods
+and `adapt` cost, when skipping zeros pays, and what a GPU makes of it.
 """
 
 import argparse
@@ -22,6 +22,11 @@ ABOUT = {
         "A comparison per point: T from 1 to 16, batch from 1 to 256, width_mult from 1/8 to 1; one of them moves and "
         "the others stay. A file given by -o is continued. --quick measures a few small points.",
     ),
+    "methods": (
+        "what each method and training costs over mpd-agl",
+        "A training step of every method, and of every training (+LOSS, on stbp-tdbn). Each runs in its own process, "
+        "and they take turns. Rows compute different things, so no outputs are compared.",
+    ),
     "active": (
         "event-driven against dense, over the share of active inputs",
         "Single layers, and with --rates a whole network: inference and a training step. All run in one process, "
@@ -37,11 +42,12 @@ EXAMPLES = """examples:
   mpd-agl bench train --quick                   a look at a training step beside other libraries
   mpd-agl bench infer --width-mult 1 --batch 16 inference of the paper's ResNet-19
   mpd-agl bench active --rates runs/mine        what skipping zeros is worth at a run's firing rates
+  mpd-agl bench gpu -o gpu.json                 ten minutes on a GPU: gpu.json and gpu.md, to send back
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the four subcommands."""
+    """The options of the five subcommands."""
     main = Parser(
         prog="mpd-agl bench",
         description="Measure time and memory, side by side with other libraries. Wants a quiet machine.",
@@ -56,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
             "train": (0.125, "100", 5),
             "infer": (0.125, "64", 5),
             "growth": (0.125, "50, quick 8; if given, the batch axis ends with it", 5),
+            "methods": (0.125, "100", 5),
             "active": (1.0, "inference 32, training 16", 7),
             "adapt": (1.0, "16", 5),
         }[command]
@@ -78,6 +85,16 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
         p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure (.svg or .pdf)")
         p.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the record as JSON")
+    about = (
+        "Kernels against the written equations, the fused step alone, a training step beside SpikingJelly's kernels, "
+        "and an epoch for Table 4. Without a GPU the CPU stands in its place, with a small network."
+    )
+    gpu = commands.add_parser("gpu", help="what a GPU makes of it, one record and one page", description=about)
+    gpu.add_argument("--device", default="auto", help="auto, cuda or cpu (default auto: a GPU where there is one)")
+    gpu.add_argument("--minutes", type=float, default=10.0, help="about how long (default 10)")
+    gpu.add_argument(
+        "-o", "--out", type=Path, default=Path("gpu.json"), metavar="FILE", help="the record; the page has .md"
+    )
     return main
 
 
@@ -97,6 +114,9 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
             "--part", metavar="LIST", help="some of table,inference,training (default: all; without --rates the table)"
         )
         return
+    if command == "methods":
+        p.add_argument("--rows", nargs="+", metavar="NAME", help="methods, or +LOSS (default: all)")
+        return
     some = "native spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
     if command == "growth":
@@ -109,17 +129,18 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = parser().parse_args(argv)
+    if a.command == "gpu":
+        return _gpu(a)
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
-    for path in (a.out, a.plot):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
-        if path is not None and path.is_dir():
-            raise InputError(f"{path} is a folder. Name a file.")
+    _check_places(a.out, a.plot)
     if a.plot is not None and a.plot.suffix not in (".svg", ".pdf"):
         raise InputError(f"--plot takes a name that ends in .svg or .pdf, got {a.plot}.")
+    if a.plot is not None and a.command == "methods":
+        raise InputError("bench methods prints a table and draws nothing. Leave --plot out.")
     a.rounds = min(a.rounds, 2) if a.quick else a.rounds
-    record, text, figure = {"growth": _growth, "active": _active, "adapt": _adapt}.get(a.command, _compare)(a)
+    kinds = {"growth": _growth, "methods": _methods, "active": _active, "adapt": _adapt}
+    record, text, figure = kinds.get(a.command, _compare)(a)
     print(text)
 
     from mpd_agl.records import canonical, write_atomic
@@ -129,6 +150,29 @@ def run(argv: list[str]) -> int:
         write_atomic(a.out, canonical(record))
     if a.plot:
         write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+    return 0
+
+
+def _check_places(*paths: Path | None) -> None:
+    """Before anything is measured: can the files be written?"""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"the folder {path.parent} of {path} is not there. Make it first.")
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a folder. Name a file.")
+
+
+def _gpu(a: argparse.Namespace) -> int:
+    from mpd_agl.bench import gpu
+    from mpd_agl.records import canonical, write_atomic
+
+    page = a.out.with_suffix(".md")
+    _check_places(a.out, page)
+    record = gpu.measure(gpu.choose_device(a.device), a.minutes, _note)
+    text = gpu.page(record)
+    print(text)
+    write_atomic(a.out, canonical(record))
+    write_atomic(page, text.encode())
     return 0
 
 
@@ -215,6 +259,17 @@ def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
         note=_note,
     )
     return record, growth.text(record), plot.curves(record) if a.plot else None
+
+
+def _methods(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
+    from mpd_agl.bench import methods
+    from mpd_agl.bench.workload import LOSSES
+
+    for name in a.rows or ():
+        if name.startswith("+") and name[1:] not in LOSSES:
+            raise unknown_name("loss", name[1:], LOSSES)
+    record = methods.measure(_workload(a, "train", 100), a.rows or (), rounds=a.rounds, quick=a.quick, note=_note)
+    return record, methods.text(record), None
 
 
 def _active(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:

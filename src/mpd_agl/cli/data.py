@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (listing, fetch, verify, show):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
     for command in (verify, show):
-        command.add_argument("--image-size", type=int, default=0, metavar="N", help="of your own images; see train")
+        command.add_argument("--image-size", type=int, default=0, metavar="N", help="see data.image_size of train")
         command.add_argument("--colour", choices=("auto", "rgb", "grey"), default="auto", help="of your own images")
     show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     show.add_argument("--split", choices=("train", "test"), default="train")

@@ -44,6 +44,13 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve of --exit-threshold (.svg or .pdf)")
     p.add_argument(
+        "--attack",
+        choices=("fgsm", "pgd"),
+        help="change every image against the network first, by its surrogate gradient (white box)",
+    )
+    p.add_argument("--eps", default="8/255", help="with --attack: largest change of a pixel, 0 to 1 (default 8/255)")
+    p.add_argument("--attack-steps", type=int, default=10, metavar="N", help="with --attack pgd (default 10)")
+    p.add_argument(
         "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
     )
     p.add_argument("--data-dir", metavar="DIR", help="folder with the official files, in place of the run's")
@@ -98,9 +105,17 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
     from mpd_agl.runs import build
     from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network
     from mpd_agl.runs.load_run import evaluation_device
+    from mpd_agl.train.attacks import Pixels, build_attack
     from mpd_agl.train.evaluate import evaluate
+    from mpd_agl.train.rng import seed_all
 
     config, device = trained.config, evaluation_device(trained)
+    data, attack = trained.record.data, None
+    if a.attack:
+        if len(data["shape"]) == 4:
+            raise InputError(f"--attack changes pixels from 0 to 1, and {data['name']} holds event frames.")
+        pixels = Pixels(data["mean"], data["std"])
+        attack = build_attack(a.attack, pixels, eps=parse_eps(a.eps), steps=a.attack_steps)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
     plain = net = trained.net.to(device)
@@ -112,6 +127,8 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
             net, how = fast_network(plain, device)
         if a.int8:
             net, how = plain_network(plain, int8=True), "folded, int8 weights"
+    if a.attack:
+        how = f"{a.attack} of {a.eps}" + (f" in {a.attack_steps} steps" if a.attack == "pgd" else "")
     tested = Tested(how)
     for T in counts:
         loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=T))
@@ -120,7 +137,8 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
             plain.num_steps = net.num_steps = T
         if a.fast:
             tested.differing[T] = compare_predictions(plain, net, loader, device)
-        tested.results[T] = evaluate(net, loader, device)
+        seed_all(config.seed)  # PGD starts at random
+        tested.results[T] = evaluate(net, loader, device, attack=attack)
         if thresholds:
             tested.early[T] = early_answers(fold(trained.network).to(device), loader, T, thresholds, device)
     return tested
@@ -153,6 +171,7 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
         "folded": a.fold or a.fast,
         "fast": a.fast,
         "int8": a.int8,
+        "attack": {"name": a.attack, "eps": parse_eps(a.eps), "steps": a.attack_steps} if a.attack else None,
         "config": {"model": config.model.model_dump(mode="json"), "data": config.data.name},
         "threads": torch.get_num_threads(),
         "hardware": records.hardware(),
@@ -214,6 +233,22 @@ def parse_steps(text: str | None) -> list[int]:
     return [int(p) for p in parts]
 
 
+def parse_eps(text: str) -> float:
+    """`8/255` or `0.03` as a number.
+
+    >>> parse_eps("8/255") == 8 / 255, parse_eps("0.03")
+    (True, 0.03)
+    """
+    top, slash, bottom = text.partition("/")
+    try:
+        value = float(top) / (float(bottom) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0 < value <= 1:
+        raise InputError(f"--eps must be a part of a pixel's range over 0 and up to 1, got {text!r}. Use --eps 8/255.")
+    return value
+
+
 def parse_thresholds(text: str | None) -> list[float]:
     """`0.8,0.95` as numbers."""
     if text is None:
@@ -232,6 +267,12 @@ def parse_thresholds(text: str | None) -> list[float]:
 
 def check_options(a: argparse.Namespace) -> None:
     """What must go together, and where a figure goes."""
+    others = [f"--{n.replace('_', '-')}" for n in ("fold", "fast", "int8", "exit_threshold") if getattr(a, n)]
+    if a.attack and others:
+        raise InputError(
+            f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out."
+        )
+    parse_eps(a.eps)
     if a.int8 and a.fast:
         raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")
     if a.plot is None:

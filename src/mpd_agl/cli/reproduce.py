@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from mpd_agl.paper.pool import Pool
     from mpd_agl.paper.reproduce import Request
     from mpd_agl.report.section import PageSection
+    from mpd_agl.runs.config import RunConfig
 
+EVIDENCE = ("ridge", "stress", "depth", "descent")
+"""The studies of docs/evidence.md."""
 EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`:
 --data.data-dir DIR --train.threads 1.
 Interrupted experiments continue by the same command, finished runs are not run again, and experiments share runs.
@@ -28,11 +31,26 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., or all; see --list")
+    p.add_argument(
+        "names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., ridge, stress, depth, descent, or all"
+    )
     p.add_argument("--list", action="store_true", help="what there is, what each costs here, what is done")
     p.add_argument("--scale", default="cpu", help="paper (needs a GPU), cpu (2 cores, default) or smoke (seconds)")
     p.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1: mean, spread, paired differences")
-    p.add_argument("--methods", nargs="+", metavar="METHOD", help="instead of the experiment's own")
+    p.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help="instead of the experiment's own; NAME@OPTION=VALUE sets an option of the model, "
+        "stbp-tdbn@kappa=best takes the width that held-out training samples choose",
+    )
+    p.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE[,VALUE]",
+        help="a slice of the experiment: method=, seed=, or a place of its table (factor=threshold data=digits)",
+    )
     p.add_argument(
         "--runs-dir", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default runs/reproduce"
     )
@@ -76,14 +94,16 @@ def run(argv: list[str]) -> int:
         Request(
             study=study,
             scale=a.scale,
-            seeds=study.seeds if a.seeds is None else a.seeds,
+            seeds=a.seeds or (min(2, study.seeds) if a.scale == "smoke" else study.seeds),
             methods=tuple(a.methods or study.methods),
             changes=options.overrides,
+            only=read_only(a.only),
         )
         for study in map(get_study, names)
     ]
     for request in requests:
-        request.configs()  # every mistake is told before anything is trained
+        request.tuning()  # every mistake is told before anything is trained
+        request.configs()
     pool = Pool(a.runs_dir / "pool")
     if a.list:
         return _list(requests, pool, a.runs_dir / "costs.json")
@@ -94,7 +114,22 @@ def study_names() -> list[str]:
     """The experiments by their files' names: a mistake is answered before torch is loaded."""
     folder = files("mpd_agl.paper")
     stems = sorted(f.name.removesuffix(".py") for f in folder.iterdir() if f.name.startswith(("table", "fig_")))
-    return [stem.replace("_", "-") for stem in stems]
+    return [*(stem.replace("_", "-") for stem in stems), *EVIDENCE]
+
+
+def read_only(conditions: list[str]) -> dict[str, tuple[str, ...]]:
+    """The slice that `--only` names.
+
+    >>> read_only(["factor=threshold", "seed=0,1"])
+    {'factor': ('threshold',), 'seed': ('0', '1')}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in conditions:
+        key, _, values = text.partition("=")
+        if not key or not values or key in found:
+            raise InputError(f"--only takes each KEY=VALUE[,VALUE] once, got {text!r}. Example: --only seed=0,1.")
+        found[key] = tuple(values.split(","))
+    return found
 
 
 def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
@@ -109,14 +144,17 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     wanted: dict[str, float] = {}
     left: dict[str, float] = {}
 
+    def is_done(request: "Request", config: "RunConfig") -> bool:
+        return pool.ended(config) if request.study.partial else pool.finished(config)
+
     def row(name: str, what: str, cost: dict[str, float], missing: dict[str, float]) -> list[str]:
         rest = duration(sum(missing.values())) if missing else ""
         return [name, what, str(len(cost)), str(len(cost) - len(missing)), duration(sum(cost.values())), rest]
 
     for request in requests:
-        configs = {run_name(c): c for c in request.configs()}
+        configs = {run_name(c): c for c in (*request.tuning(), *request.configs())}
         cost = {name: costs.run_s(c) for name, c in configs.items()}
-        missing = {name: cost[name] for name, c in configs.items() if not pool.finished(c)}
+        missing = {name: cost[name] for name, c in configs.items() if not is_done(request, c)}
         wanted |= cost
         left |= missing
         rows.append(row(request.study.name, request.study.title, cost, missing))
@@ -130,7 +168,8 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
 
 def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
-    from mpd_agl.paper.reproduce import check_before_training, gather, show, train, write
+    from mpd_agl.paper.costs import Costs
+    from mpd_agl.paper.reproduce import check_before_training, gather, progress, show, train, write
     from mpd_agl.train.console import build_display
     from mpd_agl.train.observe import Display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
@@ -144,6 +183,9 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
 
     if not a.draw:
         check_before_training(requests, pool)
+        costs = None if a.scale == "smoke" else Costs(a.runs_dir / "costs.json")
+        for request in requests:
+            say(progress(request, pool, costs))
     for request in requests:
         if not a.draw:
             try:
@@ -154,6 +196,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
             say(f"{request.study.name}: {trained} of {total} runs were trained now")
         say(f"{request.study.name}: reading the records")
         groups = gather(request, pool)
+        if request.study.measure is not None and not a.draw:
+            request.study.measure(groups, request.methods, request.scale, say)
         section = show(request, groups)
         files = write(request, groups, section, a.runs_dir / request.scale)
         _print(section)

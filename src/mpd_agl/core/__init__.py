@@ -1,19 +1,27 @@
 """The written equations, as pure functions on tensors: the reference that everything faster is tested against."""
 
+from mpd_agl.core.atgo import AtgoSequence, atgo
 from mpd_agl.core.lif import RESETS, along_channels, lif
 from mpd_agl.core.mpd import (
     KAPPA_MIN,
+    atgo_width,
+    chain_share,
+    chain_width,
     deeptage_width,
     input_moments,
     lsg_width,
+    matched_gain,
     mpd_width,
     potential_moments,
     quantile_width,
 )
 from mpd_agl.core.surrogate import (
+    MPR,
+    S2NN,
     SURROGATES,
     Arctan,
     ArctanPeak,
+    FastSigmoid,
     Rectangular,
     Sigmoid,
     Surrogate,
@@ -27,21 +35,30 @@ from mpd_agl.core.tdbn import batch_moments, tdbn, update_running
 
 __all__ = [
     "KAPPA_MIN",
+    "MPR",
     "RESETS",
+    "S2NN",
     "SURROGATES",
     "Arctan",
     "ArctanPeak",
+    "AtgoSequence",
+    "FastSigmoid",
     "Rectangular",
     "Sigmoid",
     "Surrogate",
     "Triangular",
     "along_channels",
+    "atgo",
+    "atgo_width",
     "batch_moments",
+    "chain_share",
+    "chain_width",
     "deeptage_width",
     "get_surrogate",
     "input_moments",
     "lif",
     "lsg_width",
+    "matched_gain",
     "mpd_width",
     "noisy_spike",
     "potential_moments",

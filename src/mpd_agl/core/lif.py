@@ -38,6 +38,7 @@ def lif(
     decay_input: bool = False,
     kept_0: Tensor | None = None,
     gain_T: Tensor | None = None,
+    drop: float | None = None,
     channel_dim: int = 2,
     fire: Fire | None = None,
     return_state: bool = False,
@@ -48,7 +49,8 @@ def lif(
     With `decay_input` the current is `(1 - tau) * i_t`. A hard reset keeps `v_t * (1 - s_t)`, a soft one `v_t - v_th *
     s_t`. Neurons start at rest, or from `kept_0`, what an earlier call left. The gradient flows through the reset (Eq.
     13) unless `detach_reset`. `tau` and `v_th` are one value each or one per channel, on axis `channel_dim` of i_T.
-    `gain_T` multiplies the surrogate's height at each step. `fire(u, kappa_t, t)` replaces the spike function.
+    `gain_T` multiplies the surrogate's height at each step. `drop` is what a soft reset takes off in place of v_th.
+    `fire(u, kappa_t, t)` replaces the spike function.
 
     >>> s_T, v_T = lif(torch.tensor([[0.4], [0.45], [0.1]]), tau=0.2, kappa_T=torch.ones(3))
     >>> v_T.squeeze(1), s_T.squeeze(1)
@@ -63,6 +65,8 @@ def lif(
         raise InputError(f"kept_0 must have the shape of one timestep, {tuple(shape[1:])}, got {tuple(kept_0.shape)}.")
     if reset not in RESETS:
         raise unknown_name("reset", reset, RESETS)
+    if drop is not None and reset != "soft":
+        raise InputError(f"drop={drop} is what a soft reset takes off, got reset={reset!r}. Use reset='soft'.")
     tau = along_channels("tau", tau, shape, channel_dim)
     v_th = along_channels("v_th", v_th, shape, channel_dim)
     kept = torch.zeros_like(i_T[0]) if kept_0 is None else kept_0
@@ -73,7 +77,7 @@ def lif(
         gain = 1.0 if gain_T is None else gain_T[t]
         s = spike(u, kappa_T[t], surrogate, gain) if fire is None else fire(u, kappa_T[t], t)  # Eq. 3
         reset_by = s.detach() if detach_reset else s
-        kept = v * (1 - reset_by) if reset == "hard" else v - v_th * reset_by
+        kept = v * (1 - reset_by) if reset == "hard" else v - (v_th if drop is None else drop) * reset_by
         spikes.append(s)
         potentials.append(v)
     sequences = torch.stack(spikes), torch.stack(potentials)

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mpd_agl.errors import unknown_name
+from mpd_agl.core.surrogate import Surrogate
+from mpd_agl.errors import InputError, unknown_name
 
 Moments = Literal["paper", "exact"]
 Leak = Literal["two", "full"]
@@ -51,14 +52,21 @@ def potential_moments(
     `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1: `N((1 +
     tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t)
     std^2` with `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std.
+    Where `mean` and `std` hold one value per step, step t takes its own and what leaks from those before it.
     Neither knows the reset, and both take the inputs of different steps as independent: approximations.
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
+    if leak not in ("two", "full"):
+        raise unknown_name("leak", leak, ("two", "full"))
+    if mean.dim():
+        # t - j steps leak by tau^(t-j); the theorem keeps j = t and j = t - 1.
+        steps_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
+        ago_TT = steps_T[:, None] - steps_T
+        kept_TT = tau.pow(ago_TT.clamp_min(0)) * ((ago_TT >= 0) & (ago_TT <= (1 if leak == "two" else num_steps)))
+        return kept_TT @ mean, (kept_TT.square() @ std.square()).sqrt()
     if leak == "full":
         exponents_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
         return tau.pow(exponents_T).cumsum(0) * mean, (tau * tau).pow(exponents_T).cumsum(0).sqrt() * std
-    if leak != "two":
-        raise unknown_name("leak", leak, ("two", "full"))
     later = num_steps - 1
     mean_T = torch.cat([mean.reshape(1), ((1 + tau) * mean).reshape(1).expand(later)])
     std_T = torch.cat([std.reshape(1), (torch.sqrt(1 + tau * tau) * std).reshape(1).expand(later)])
@@ -82,14 +90,21 @@ def lsg_width(tau: Tensor, num_steps: int, *, v_th: Tensor | float = 0.5) -> Ten
     return (2 * v_th * torch.sqrt(1 + tau * tau)).reshape(1).expand(num_steps)
 
 
-def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5, share: float = 0.4772) -> Tensor:
+def quantile_width(
+    mean_T: Tensor,
+    std_T: Tensor,
+    *,
+    v_th: Tensor | float = 0.5,
+    share: float = 0.4772,
+    bounds_T: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
     normal.
 
-    Solved by bisection within [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5), the bounds that kappa is kept in. At gamma
-    = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
+    Solved by bisection within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5) unless
+    others are given. At gamma = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
     """
-    low, high = torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th
+    low, high = bounds_T or (torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th)
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
     offset = v_th - mean_T
     for _ in range(24):  # 24 halvings of 3.8: 2e-7
@@ -97,6 +112,81 @@ def quantile_width(mean_T: Tensor, std_T: Tensor, *, v_th: Tensor | float = 0.5,
         inside = (torch.erf((offset + middle / 2) * scale) - torch.erf((offset - middle / 2) * scale)) / 2
         low, high = torch.where(inside < share, middle, low), torch.where(inside < share, high, middle)
     return (low + high) / 2
+
+
+WidthForm = Literal["threshold", "sigma"]
+
+
+def atgo_width(theta: Tensor, std: Tensor, *, v_th: float = 0.5, width: float = 1.0, form: WidthForm) -> Tensor:
+    """DS-ATGO (Jiang et al. 2026): `kappa = k0 (1 + tanh(theta - V_th))`, never under `KAPPA_MIN * V_th`.
+
+    `form="threshold"` is the paper's; `"sigma"` is the published code's, which has the potential's standard deviation
+    in theta's place.
+
+    >>> theta, std = torch.tensor([0.5, 1.5]), torch.tensor([0.5, 0.5])
+    >>> atgo_width(theta, std, form="threshold"), atgo_width(theta, std, form="sigma")
+    (tensor([1.0000, 1.7616]), tensor([1., 1.]))
+    """
+    if form not in ("threshold", "sigma"):
+        raise unknown_name("form", form, ("threshold", "sigma"))
+    by = theta if form == "threshold" else std
+    return (width * (1 + torch.tanh(by - v_th))).clamp_min(KAPPA_MIN * v_th)
+
+
+def chain_width(mean_T: Tensor, std_T: Tensor, layers: float, *, v_th: Tensor | float = 0.5) -> Tensor:
+    """The width that holds `chain_share(layers)` of the neurons, and never under `KAPPA_MIN * v_th`.
+
+    >>> mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
+    >>> [round(float(chain_width(mean_T, std_T, layers) / std_T), 1) for layers in (2, 7, 23)]
+    [2.0, 3.8, 5.1]
+    """
+    low_T = torch.zeros_like(std_T) + KAPPA_MIN * v_th
+    high_T = torch.maximum(low_T, 2 * (v_th - mean_T).abs() + 8 * std_T)  # holds all but 1 neuron in 10,000
+    return quantile_width(mean_T, std_T, v_th=v_th, share=chain_share(layers), bounds_T=(low_T, high_T))
+
+
+def chain_share(layers: float) -> float:
+    """The share of neurons that a window must hold in each of `layers` spiking layers without a shortcut between them.
+
+    A gradient that crosses a rectangular window of share q splits into a part that all samples have in common, of the
+    energy `E[h]^2 = q E[h^2]`, and noise. Behind L layers the common part is q^L of the whole. Eq. 7 holds q = 0.4772
+    at the start, so that the two layers of a residual branch keep 0.228; `q = 0.228^(1/L)` keeps that much at any L.
+
+    >>> round(chain_share(2), 4), round(chain_share(7), 4), round(chain_share(23), 4)
+    (0.4772, 0.8094, 0.9377)
+    """
+    if not layers >= 1:
+        raise InputError(f"a chain has at least 1 layer, got {layers}. A residual branch of two layers has 2.")
+    return float((0.4772**2) ** (1 / layers))
+
+
+GAIN_RANGE = (0.1, 10.0)
+"""Bounds of `matched_gain`: a window that holds almost nothing would ask for any height."""
+
+
+def matched_gain(
+    mean_T: Tensor, std_T: Tensor, kappa_T: Tensor, surrogate: Surrogate, *, v_th: Tensor | float = 0.5
+) -> Tensor:
+    """The factor on the surrogate's height that lets a layer pass gradients down as it passes signals up.
+
+    A neuron turns potentials of variance std^2 into spikes of variance `r (1 - r)`, with `r = P(v >= v_th)`. A
+    surrogate of height G multiplies a gradient's energy by `G^2 E[h(v)^2]`. The two agree where
+    `G^2 E[h^2] std^2 = r (1 - r)`: then the gradients of a layer's input and output are to each other as the variances
+    of its spikes and of those before it, whatever the width and the shape, and no depth makes them vanish or explode.
+    E[h^2] is taken over the potential's normal, at 256 of its quantiles.
+
+    >>> from mpd_agl.core import get_surrogate
+    >>> mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
+    >>> [round(float(matched_gain(mean_T, std_T, c * std_T, get_surrogate("rectangular"))), 2) for c in (1, 2, 4)]
+    [0.74, 1.06, 1.59]
+    """
+    spread_T = std_T.clamp_min(1e-6)
+    rate_T = torch.special.ndtr((mean_T - v_th) / spread_T)
+    points = (torch.arange(256, dtype=std_T.dtype, device=std_T.device) + 0.5) / 256
+    v_TQ = mean_T[:, None] + spread_T[:, None] * torch.special.ndtri(points)
+    energy_T = surrogate.grad(v_TQ - v_th, kappa_T[:, None]).square().mean(1)
+    gain_T: Tensor = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-12)).sqrt()
+    return gain_T.clamp(*GAIN_RANGE)
 
 
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:

@@ -147,7 +147,102 @@ class ArctanPeak(Surrogate):
         return 0.5 + torch.atan(r) / math.pi - torch.where(h == 0, 0.0, (u / kappa) * h)
 
 
-SURROGATES: dict[str, Surrogate] = {s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak())}
+@dataclass(frozen=True)
+class FastSigmoid(Surrogate):
+    """`h(u) = 1 / (1 + k |u|)^2` with slope `k = 2/kappa` (Zenke and Ganguli 2018): peak 1, area kappa.
+
+    >>> FastSigmoid().grad(torch.tensor([0.0, 0.01]), 2 / 100)
+    tensor([1.0000, 0.2500])
+    """
+
+    name: ClassVar[str] = "fast-sigmoid"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """Not divided by the width: a steeper slope makes the bump narrower, not higher."""
+        return (1 / (1 + 2 * (u / kappa).abs())).square()
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """kappa (1/2 + r/(1 + 2|r|)) with r = u/kappa: a step from 0 to kappa, since the area is kappa."""
+        r = u / kappa
+        return kappa * (0.5 + r / (1 + 2 * r.abs()))
+
+    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """dH/dkappa of that soft step."""
+        below = 1 / (1 + 2 * (u / kappa).abs())
+        r_below = 0.5 * torch.sign(u) * (1 - below)  # r/(1 + 2|r|), finite however large r is
+        return 0.5 + r_below - r_below * below
+
+
+@dataclass(frozen=True)
+class S2NN(Surrogate):
+    """The surrogate of single-step networks (Suetake et al. 2023), written at its a = 4, b = 1, with r = u/kappa.
+
+    `h(u) = 4 p (1 - p)/kappa` with `p = sigmoid(4 r)` below the threshold, `1/(kappa (r + 1))` from it on. The upper
+    part falls so slowly that the area has no bound.
+
+    >>> S2NN().grad(torch.tensor([-0.5, 0.0, 1.0]), 1.0)
+    tensor([0.4200, 1.0000, 0.5000])
+    """
+
+    name: ClassVar[str] = "s2nn"
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """Steep below the threshold, a long tail above it."""
+        r = u / kappa
+        below = torch.sigmoid(4 * r) * torch.sigmoid(-4 * r) * 4
+        return torch.where(u < 0, below, 1 / (r.clamp_min(0) + 1)) / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """sigmoid(4r) below the threshold, 1/2 + log(1 + r) from it on."""
+        r = u / kappa
+        return torch.where(u < 0, torch.sigmoid(4 * r), 0.5 + torch.log1p(r.clamp_min(0)))
+
+
+@dataclass(frozen=True)
+class MPR(Surrogate):
+    """The membrane potential rectificator (Guo et al. 2022) before a rectangle, at v_th = 1/2: `h(psi(u)) psi'(u)`.
+
+    The rectified potential is `phi(v) = v^(1/3)` over 1, `1 - (1 - v)^(1/3)` under 0, and `1/2 + tanh(3 (v - 1/2))/(2
+    tanh 1.5)` between. It rises and has phi(1/2) = 1/2, so a neuron with v_th = 1/2 fires at the same potentials with
+    and without it: only the gradient knows it. `psi(u) = phi(u + 1/2) - 1/2` is odd.
+
+    >>> MPR().grad(torch.tensor([-0.6, 0.0, 0.4]), 1.0)
+    tensor([0.0000, 1.6572, 0.5055])
+    """
+
+    name: ClassVar[str] = "mpr"
+
+    @staticmethod
+    def rectified(u: Tensor) -> Tensor:
+        """psi(u)."""
+        size = u.abs()
+        inner = torch.tanh(3 * u) / (2 * math.tanh(1.5))
+        return torch.where(size <= 0.5, inner, torch.sign(u) * ((size + 0.5) ** (1 / 3) - 0.5))
+
+    @staticmethod
+    def slope(u: Tensor) -> Tensor:
+        """psi'(u)."""
+        size = u.abs()
+        inner = 3 * (1 - torch.tanh(3 * u).square()) / (2 * math.tanh(1.5))
+        return torch.where(size <= 0.5, inner, (size + 0.5) ** (-2 / 3) / 3)
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """The rectangle of the rectified potential, by the chain rule."""
+        return (self.rectified(u).abs() < kappa / 2).to(u.dtype) * self.slope(u) / kappa
+
+    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """clamp(psi(u)/kappa + 1/2, 0, 1)."""
+        return (self.rectified(u) / kappa + 0.5).clamp(0, 1)
+
+    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """-psi(u)/kappa^2 inside the window."""
+        psi = self.rectified(u)
+        return torch.where(psi.abs() < kappa / 2, -psi / kappa / kappa, 0.0)
+
+
+SURROGATES: dict[str, Surrogate] = {
+    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak(), FastSigmoid(), S2NN(), MPR())
+}
 
 
 def register_surrogate(surrogate: Surrogate) -> Surrogate:

@@ -91,7 +91,10 @@ class LoadOptions:
     download: bool = True
     """Fetch what is not there."""
     image_size: int = 0
-    """Height and width of the images of a folder; 0: their own if all are equal squares of at most 64, else 32."""
+    """Height and width of the images of a folder; 0: their own if all are equal squares of at most 64, else 32.
+
+    Published images are shrunk to it by averaging whole blocks of pixels; 0: as they are.
+    """
     colour: str = "auto"
     """`rgb`, `grey`, or `auto`: grey if every image of a folder is."""
 

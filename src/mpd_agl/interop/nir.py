@@ -20,6 +20,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.interop.export import check_installed, write_export
 from mpd_agl.interop.plainstep import PlainNeuron, folded
 from mpd_agl.models import Network
+from mpd_agl.models.ms_resnet import MsBlock, MsResNet
 from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
 from mpd_agl.models.vgg import ConvNet
 from mpd_agl.nn import Current, SpikingBlock
@@ -134,7 +135,12 @@ class GraphBuilder:
 def nir_graph(net: Network) -> Any:
     """The graph. Its output is the readout at each timestep; the prediction is the mean over T."""
     check_installed("nir", "nir")
-    if not isinstance(net, ConvNet | ResNet):
+    if isinstance(net, Network) and (net.options.norm in ("tebn", "tab") or net.options.attention != "none"):
+        raise InputError(
+            f"NIR's nodes know no timesteps, got norm={net.options.norm!r} and attention={net.options.attention!r}. "
+            "Use ONNX."
+        )
+    if not isinstance(net, ConvNet | ResNet | MsResNet):
         raise InputError(
             f"NIR export knows the VGG networks, CNN-8 and the ResNets, got {type(net).__name__}. "
             "Use ONNX: --format onnx, or export_onnx(net, path, example=x)."
@@ -146,7 +152,10 @@ def nir_graph(net: Network) -> Any:
     shape = (o.in_channels, o.image_size, o.image_size)
     graph = GraphBuilder(shape)
     flow = Flow(("input",), shape)
-    flow = _resnet(graph, net, flow) if isinstance(net, ResNet) else _convnet(graph, net, flow)
+    if isinstance(net, MsResNet):
+        flow = _ms_resnet(graph, net, flow)
+    else:
+        flow = _resnet(graph, net, flow) if isinstance(net, ResNet) else _convnet(graph, net, flow)
     flow = graph.synapse("readout", net.readout.linear, flow)
     graph.add("output", graph.nir.Output({"output": np.array(flow.shape)}), flow, flow.shape)
     return graph.nir.NIRGraph(graph.nodes, graph.edges)
@@ -184,6 +193,24 @@ def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
         flow = graph.pool("average", flow.shape[1], flow)
     flow = graph.flatten(flow)
     return flow if net.fc1 is None else graph.block("fc1", net.fc1, flow)
+
+
+def _ms_resnet(graph: GraphBuilder, net: MsResNet, flow: Flow) -> Flow:
+    """Currents that are added up are edges of all their synapses into the next neuron."""
+
+    def fire(name: str, block: nn.Module, stream: Flow) -> Flow:
+        assert isinstance(block, SpikingBlock)
+        return graph.add(f"{name}_lif", graph.neuron(block.neuron, stream.shape), stream, stream.shape)
+
+    stream = graph.current("stem", net.stem, flow)
+    for name, block in net.named_modules():
+        if isinstance(block, MsBlock):
+            spikes = graph.block(f"{name}.conv1", block.conv1, fire(f"{name}.spike", block.spike, stream))
+            shortcut = block.shortcut
+            kept = stream if shortcut is None else graph.current(f"{name}.shortcut", shortcut, stream)
+            stream = graph.current(f"{name}.conv2", block.conv2, spikes) + kept
+    flow = fire("spike", net.spike, stream)
+    return graph.flatten(graph.pool("average", flow.shape[1], flow) if flow.shape[1] > 1 else flow)
 
 
 def _array(values: torch.Tensor | None) -> Any:

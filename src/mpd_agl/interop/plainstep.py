@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, Neuron, SpikingBlock, fold
+from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, FoldedLIF, Neuron, NormedPotential, SpikingBlock, fold
 
 LARGEST = 127
 Net = TypeVar("Net", bound=nn.Module)
@@ -62,15 +62,25 @@ class PlainNeuron(nn.Module):
 
     def __init__(self, neuron: nn.Module) -> None:
         super().__init__()
-        if type(neuron) not in (LIF, PLIF):
+        if isinstance(neuron, NormedPotential):
+            raise InputError(
+                "export folds MPBN into thresholds, and a gamma is negative at a neuron without an own synapse or with "
+                "several currents. Export a network with norm='bn' or 'tdbn'."
+            )
+        if type(neuron) not in (LIF, PLIF, FoldedLIF):
             raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
+        assert isinstance(neuron, Neuron)
+        if neuron.drop is not None or neuron.scaled or neuron.start is not None:
+            raise InputError(
+                f"export knows LIF and PLIF that start at rest and give spikes of 1, got {neuron}. "
+                "Use the network in Python."
+            )
         for name in ("tau", "v_th"):
             value = torch.as_tensor(getattr(neuron, name)).detach()
             if value.numel() == 1:
                 setattr(self, name, float(value))
             else:
                 self.register_buffer(name, value.clone())
-        assert isinstance(neuron, Neuron)
         self.soft_reset, self.decay_input = neuron.reset == "soft", neuron.decay_input
         self.channel_dim = neuron.channel_dim
 
@@ -113,8 +123,10 @@ class PlainBlock(nn.Module):
     def __init__(self, block: SpikingBlock, int8: bool) -> None:
         super().__init__()
         synapse = block.synapse
-        assert isinstance(synapse, nn.Conv2d | nn.Linear)
-        self.synapse: nn.Module = WholeSynapse(synapse) if int8 else synapse
+        self.synapse: nn.Module = nn.Identity() if synapse is None else synapse
+        if int8 and isinstance(synapse, nn.Conv2d | nn.Linear):
+            self.synapse = WholeSynapse(synapse)
+        self.norm: nn.Module | None = block.norm
         self.neuron = PlainNeuron(block.neuron)
         self.currents = block.currents
 
@@ -130,6 +142,8 @@ class PlainBlock(nn.Module):
         S = s_SNC.shape[0]
         y = self.synapse(s_SNC.flatten(0, 1))
         i_SNC = y.view(S, -1, *y.shape[1:])
+        if self.norm is not None:  # what folding left of TEBN or TAB
+            i_SNC = self.norm(i_SNC, num_steps)
         for current, s_TNC in zip(self.currents, current_inputs, strict=True):
             i_SNC = i_SNC + current(s_TNC)
         spikes: Tensor = self.neuron(i_SNC, num_steps=num_steps, residual=residual)
@@ -145,7 +159,7 @@ def folded(net: Net) -> Net:
             f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
             "Build its spiking layers from SpikingBlock."
         )
-    is_folded = all(m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
+    is_folded = all(m.is_folded or m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
     return copy.deepcopy(net) if is_folded else fold(net)
 
 

@@ -1,4 +1,4 @@
-"""The fused training step: tdBN + neuron + surrogate as one autograd function, in three speeds chosen by name."""
+"""The fused training step: tdBN + neuron + surrogate as one autograd function, at several speeds chosen by name."""
 
 from mpd_agl.kernels.active import ActiveLists
 from mpd_agl.kernels.backends import NAMES as BACKENDS

@@ -1,8 +1,8 @@
 """The backends of the fused step, by name: the same function at other speeds.
 
-`eager` is plain PyTorch, `native` the C++ kernels, `compiled` the plain form through `torch.compile`; `auto` is the
-best that works here. A backend never switches silently: asking for one that cannot run is an error, and `auto` says
-once what it took and why.
+`eager` is plain PyTorch, `native` the C++ kernels, `triton` the GPU kernels, `compiled` the plain form through
+`torch.compile`; `auto` is the best that works here. A backend never switches silently: asking for one that cannot run
+is an error, and `auto` says once what it took and why.
 """
 
 import logging
@@ -20,7 +20,9 @@ from torch import Tensor
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import native, plain
 
-NAMES = ("auto", "native", "compiled", "eager")
+NAMES = ("auto", "native", "triton", "compiled", "eager")
+LEAST_CAPABILITY = (7, 5)
+"""Of the NVIDIA GPUs that the triton kernels are compiled for (Turing and newer)."""
 log = logging.getLogger("mpd_agl")
 
 
@@ -66,7 +68,7 @@ def _native(operators: bool) -> Backend:
             return plain.backward(*args)
         default = (*tensors, v_th, code, detach_reset, want_kappa)
         if not isinstance(v_th, Tensor):
-            return (*run_backward(*default), None, None)
+            return (*run_backward(*default, gain_T), None, None)
         *found, dkept_0 = run_general_backward(*default, soft, kept_0, gain_T, dkept)
         return (*found, None if kept_0 is None else dkept_0)
 
@@ -94,6 +96,40 @@ def _compiled() -> Backend:
     )
 
 
+@cache
+def _triton() -> Backend:
+    from mpd_agl.kernels import triton  # brings the package triton, which only this backend needs
+
+    return Backend("triton", triton.moments, triton.forward, triton.backward, triton.normalise_grad)
+
+
+def _no_triton(device_type: str, dtype: torch.dtype) -> str:
+    """Why the triton kernels cannot run; a small one is tried, which tells of old drivers and missing compilers."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"the triton kernels take float32, bfloat16 and float16, and the input is {str(dtype)[6:]}"
+    if find_spec("triton") is None:
+        return "the package triton is not installed; pip install 'mpd-agl[triton]' (Linux)"
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "the triton kernels run on a GPU, and the input is on cpu (TRITON_INTERPRET=1 interprets them, slowly)"
+    if device_type not in ("cpu", "cuda", "meta"):
+        return f"the triton kernels run on a GPU of NVIDIA or AMD, and the input is on {device_type}"
+    try:
+        if device_type == "cuda" and not torch.version.hip:
+            capability = torch.cuda.get_device_capability()
+            if capability < LEAST_CAPABILITY:
+                least, here = (".".join(map(str, a)) for a in (LEAST_CAPABILITY, capability))
+                return f"the triton kernels need a GPU of compute capability {least} or newer, and this one has {here}"
+        ones = torch.ones(2, 1, 4, device=device_type)
+        one_C = ones[0, 0]
+        spikes, _ = _triton().forward(ones, 0 * one_C, one_C, 0 * one_C, one_C[0], 0.5, 2, None)
+        if device_type != "meta" and not torch.equal(spikes, ones):
+            return "a small triton kernel gives wrong results here; update the GPU's driver"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return f"a small triton kernel does not run here ({reason}); update the GPU's driver, and install a C compiler"
+    return ""
+
+
 _EAGER = Backend("eager", plain.moments, plain.forward, plain.backward, plain.normalise_grad)
 _NATIVE, _NATIVE_OPERATORS = _native(operators=False), _native(operators=True)
 
@@ -107,7 +143,11 @@ def why_not(name: str, device_type: str, dtype: torch.dtype) -> str:
         if dtype == torch.float64:
             return "the native kernels compute in float32, and the input is float64"
         return native.load()[1]
+    if name == "triton":
+        return _no_triton(device_type, dtype)
     if name == "compiled":
+        if device_type == "meta":
+            return "torch.compile has nothing to compile for the meta device"
         if device_type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs the triton package on this device"
         if device_type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")) and not shutil.which("clang++"):
@@ -119,7 +159,7 @@ def why_not(name: str, device_type: str, dtype: torch.dtype) -> str:
 def _auto(device_type: str, dtype: torch.dtype) -> str:
     if dtype == torch.float64:
         return "eager"  # for checking gradients; nobody trains in it
-    order = ("native", "compiled", "eager") if device_type == "cpu" else ("compiled", "eager")
+    order = ("native", "compiled", "eager") if device_type == "cpu" else ("triton", "compiled", "eager")
     reasons = {name: why_not(name, device_type, dtype) for name in order}
     name = next(n for n in order if not reasons[n])
     skipped = "; ".join(f"not {n}: {why}" for n, why in reasons.items() if why)
@@ -150,6 +190,8 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
     name = resolved_name(name, device.type, dtype)
     if name == "native":
         return _NATIVE_OPERATORS if torch.compiler.is_compiling() else _NATIVE
+    if name == "triton" and not torch.compiler.is_compiling():  # a traced graph holds the plain form, to be compiled
+        return _triton()
     return _EAGER if name == "eager" or torch.compiler.is_compiling() else _compiled()
 
 

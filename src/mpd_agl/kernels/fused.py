@@ -200,7 +200,7 @@ class _Neuron:
     def is_default(self) -> bool:
         """Whether the kernels of the default form compute it."""
         plain_reset = self.reset == "hard" and self.kept_0 is None and not self.return_state
-        return self.is_uniform and plain_reset and self.gain_T is None and not isinstance(self.v_th, Tensor)
+        return self.is_uniform and plain_reset and not isinstance(self.v_th, Tensor)
 
     def check(self, x: Tensor) -> None:
         """Every shape that does not depend on channels."""

@@ -140,8 +140,10 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
     const int64_t P = plane.P, T = STEPS ? STEPS : n->T, size = plane.size;
     const int64_t x_step = STILL ? 0 : size;
     const float tau = n->tau, v_th = n->v_th, through_reset = n->detach_reset ? 0.0f : tau;
-    float kappas[STEPS ? STEPS : 1], inverses[STEPS ? STEPS : 1];
-    for (int t = 0; t < STEPS; t++) kappas[t] = n->kappa[t], inverses[t] = 1.0f / n->kappa[t];
+    float kappas[STEPS ? STEPS : 1], inverses[STEPS ? STEPS : 1], gains[STEPS ? STEPS : 1];
+    for (int t = 0; t < STEPS; t++) {
+        kappas[t] = n->kappa[t], inverses[t] = 1.0f / n->kappa[t], gains[t] = n->gain ? n->gain[t] : 1.0f;
+    }
     Team team;
     Memory memory;
     const Channels ch(memory, n, P);
@@ -191,7 +193,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                             for (int t = STEPS - 1; t >= 0; t--) {
                                 float u = w[t] - v_th, ds = g_at[t * size + p] - through_reset * w[t] * after;
                                 float kept = u >= 0.0f ? 0.0f : after;
-                                after = ds * surrogate<SG>(u, kappas[t], inverses[t]) + tau * kept;
+                                after = ds * (gains[t] * surrogate<SG>(u, kappas[t], inverses[t])) + tau * kept;
                                 sum_tau += kept * w[t];
                                 sum += after;
                                 sum_x += after * centred[t];
@@ -221,7 +223,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                     std::memset(next, 0, P * sizeof(float));
                     if constexpr (STILL) std::memset(total, 0, P * sizeof(float));
                     for (int64_t t = T - 1; t >= 0; t--) {
-                        const float kappa = n->kappa[t], inverse = 1.0f / kappa;
+                        const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain ? n->gain[t] : 1.0f;
                         const float *__restrict row = x + t * x_step + at, *__restrict g_t = g + t * size + at;
                         const float *__restrict v_t = v + t * P;
                         float *__restrict d_out = dv_out + t * x_step + at;
@@ -231,9 +233,9 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                             float ds = g_t[p] - through_reset * v_t[p] * after;
                             float kept = u >= 0.0f ? 0.0f : after;  // dv_{t+1} (1 - s_t)
                             float h = surrogate<SG>(u, kappa, inverse);
-                            float d = ds * h + tau * kept;
+                            float d = ds * (gain * h) + tau * kept;
                             acc_tau[p] += kept * v_t[p];
-                            if constexpr (KAPPA) acc_k[p] += ds * surrogate_by_kappa<SG>(u, h, inverse);
+                            if constexpr (KAPPA) acc_k[p] += ds * (gain * surrogate_by_kappa<SG>(u, h, inverse));
                             next[p] = d;
                             if constexpr (STILL) {
                                 total[p] += d;

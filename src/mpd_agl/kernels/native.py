@@ -216,16 +216,17 @@ def backward(
     surrogate: int,
     detach_reset: bool,
     want_kappa: bool,
+    gain_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`plain.backward` of the default form; `surrogate` is its `surrogate_code`."""
     T, M, C = _check_input(x_SMC, g_TMC.shape[0])
     _check(x=(x_SMC, x_SMC.shape), mean=(mean_C, (C,)), scale=(scale_C, (C,)), beta=(beta_C, (C,)), tau=(tau, ()))
-    _check(gradient=(g_TMC, (T, M, C)), kappa=(kappa_T, (T,)))
+    _check(gradient=(g_TMC, (T, M, C)), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)))
     dv_SMC, dtau, dkappa_T = torch.empty_like(x_SMC), torch.empty_like(tau), torch.zeros_like(kappa_T)
     sum_dv_C, sum_dv_x_C = torch.empty_like(mean_C), torch.empty_like(mean_C)
     neuron = Neuron(S=x_SMC.shape[0], T=T, M=M, C=C, tau=float(tau), v_th=v_th, kappa=kappa_T.data_ptr())
     neuron.mean, neuron.scale, neuron.beta = mean_C.data_ptr(), scale_C.data_ptr(), beta_C.data_ptr()
-    neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
+    neuron.surrogate, neuron.detach_reset, neuron.gain = surrogate, detach_reset, _at(gain_T)
     outputs = [a.data_ptr() for a in (dv_SMC, sum_dv_C, sum_dv_x_C, dtau)]
     kappa_at = dkappa_T.data_ptr() if want_kappa else None
     done(library().mpd_agl_backward(ctypes.addressof(neuron), x_SMC.data_ptr(), g_TMC.data_ptr(), *outputs, kappa_at))
@@ -383,6 +384,7 @@ def _(
     surrogate: Any,
     detach_reset: Any,
     want_kappa: Any,
+    gain_T: Any = None,
 ) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(a) for a in (x_SMC, mean_C, mean_C, tau, kappa_T))
 

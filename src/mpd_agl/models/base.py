@@ -12,18 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.kernels import Replicas
 from mpd_agl.nn import (
     CONV_IMPLS,
+    NORMS,
+    TCJA,
     AnnBlock,
+    BatchNorm,
     Current,
     EventConv2d,
     EventLinear,
     Method,
+    NormedPotential,
     Readout,
     SpikingBlock,
-    TdBatchNorm,
+    make_norm,
 )
 from mpd_agl.nn.recomputing import recompute, run
 
@@ -42,12 +47,28 @@ class NetworkOptions:
     image_size: int = 32
     width_mult: float = 1.0
     """Multiplies every layer's channels."""
+    depth: int = 0
+    """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
     surrogate: str | Surrogate | None = None
     """Shape of the surrogate; None: the method's own, or rectangular."""
     v_th: float = 0.5
     tau: float = 0.2
     alpha: float = 1.0
+    norm: str = "tdbn"
+    """`tdbn`, `bn`, `tebn`, `tab` or `mpbn` (`nn.step_norm`); TEBN and TAB are built for num_steps. ANNs have `bn`."""
+    attention: Literal["none", "tcja"] = "none"
+    """`tcja`: gates behind the last two stages of a convolutional network (`nn.TCJA`), built for num_steps."""
+    attention_steps: int = 0
+    """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
+    kappa: float = 1.0
+    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
+    leak: Leak = "two"
+    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
+    gamma_start: float = 1.0
+    """Where the norms' gamma starts."""
     detach_reset: bool = False
+    start: Literal["rest", "mp-init"] = "rest"
+    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -72,14 +93,34 @@ class NetworkOptions:
             if not isinstance(value, int) or value < 1:
                 hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
+        if not isinstance(self.depth, int) or self.depth < 0:
+            raise InputError(f"depth must be a whole number of layers, or 0 for the network's own, got {self.depth!r}.")
         if not self.width_mult > 0 or not math.isfinite(self.width_mult):
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
+        if self.start not in ("rest", "mp-init"):
+            raise unknown_name("start", self.start, ("rest", "mp-init"))
+        if not self.kappa > 0 or not self.gamma_start > 0:
+            raise InputError(
+                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
+            )
+        if self.leak not in ("two", "full"):
+            raise unknown_name("leak", self.leak, ("two", "full"))
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
             raise unknown_name("block", self.block, ("sew", "zheng"))
+        if self.norm not in NORMS:
+            raise unknown_name("norm", self.norm, NORMS)
+        if self.norm != "tdbn" and self.alpha != 1.0:
+            raise InputError(f"alpha is tdBN's scale, got alpha={self.alpha} with norm={self.norm!r}. Leave it out.")
+        if self.attention not in ("none", "tcja"):
+            raise unknown_name("attention", self.attention, ("none", "tcja"))
+        if self.attention != "none" and self.ann:
+            raise InputError("attention 'tcja' gates timesteps, and an ANN has none. Use attention='none' with ann.")
+        if not isinstance(self.attention_steps, int) or self.attention_steps < 0:
+            raise InputError(f"attention_steps must be a whole number, 0: the default, got {self.attention_steps!r}.")
         if self.conv_impl not in CONV_IMPLS:
             raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
 
@@ -114,13 +155,25 @@ class Network(nn.Module):
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
 
+    @property
+    def is_tied_to_steps(self) -> bool:
+        """Whether a part of the network takes only the T that it was built for."""
+        return any(getattr(m, "per_step", False) for m in self.modules())
+
+    def refuse_depth(self) -> None:
+        """Networks of a fixed depth refuse another one."""
+        if self.options.depth:
+            raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
+
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""
         return self.block(self.synapse(in_channels, out_channels, kernel, stride))
 
-    def synapse(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-        """The convolution itself, in channels_last memory."""
-        how = self.options.conv_impl
+    def synapse(
+        self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1, *, dense: bool = False
+    ) -> nn.Conv2d:
+        """The convolution itself, in channels_last memory; `dense`: its input is no spikes."""
+        how = "dense" if dense else self.options.conv_impl
         first = next(self.children(), None) is None  # its input is an image
         conv: nn.Conv2d
         if kernel == 1 and stride > 1 and in_channels < 8:
@@ -149,7 +202,7 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
-        return SpikingBlock(
+        block = SpikingBlock(
             synapse,
             currents=currents,
             method=o.method,
@@ -157,13 +210,63 @@ class Network(nn.Module):
             v_th=o.v_th,
             tau=o.tau,
             alpha=o.alpha if alpha is None else alpha,
+            norm=o.norm,
+            num_steps=o.num_steps,
             detach_reset=o.detach_reset,
+            start=o.start,
             backend=o.backend,
         )
+        return self._started(block)
 
-    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float) -> Current:
+    def _started(self, block: SpikingBlock) -> SpikingBlock:
+        """The block with the options' width, leak and gammas."""
+        o, neuron = self.options, block.neuron
+        if o.kappa != 1:
+            block.width.start_at(o.kappa)
+        if o.leak != "two":
+            neuron.leak = o.leak
+        for norm in (block.norm, neuron.potential_norm if isinstance(neuron, NormedPotential) else None):
+            if o.gamma_start != 1 and norm is not None:
+                nn.init.constant_(norm.weight, o.gamma_start)
+        return block
+
+    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
         """A normalised current without a neuron."""
-        return Current(synapse, TdBatchNorm(channels, v_th=self.options.v_th, alpha=alpha))
+        o = self.options
+        if o.ann:
+            return Current(synapse, BatchNorm(channels))
+        scale = o.alpha if alpha is None else alpha
+        norm = make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps)
+        nn.init.constant_(norm.weight, o.gamma_start)
+        return Current(synapse, norm)
+
+    def soma(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
+        """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
+        `sources`, or is measured where none are given.
+        """
+        o = self.options
+        if o.ann:
+            return Relu()
+        block = SpikingBlock(
+            None,
+            sources=sources,
+            channels=channels,
+            method=o.method,
+            surrogate=o.surrogate,
+            v_th=o.v_th if v_th is None else v_th,
+            tau=o.tau,
+            norm=o.norm,
+            num_steps=o.num_steps,
+            detach_reset=o.detach_reset,
+            start=o.start,
+            backend=o.backend,
+        )
+        return self._started(block)
+
+    def gate(self, channels: int, stages_left: int) -> TCJA | None:
+        """The attention behind a stage, if the options ask for one and at most one stage follows."""
+        o = self.options
+        return TCJA(channels, o.num_steps) if o.attention == "tcja" and stages_left < 2 else None
 
     def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
         """Parts of the network in order, computed again in the backward pass where the options ask for it."""
@@ -223,6 +326,14 @@ class Network(nn.Module):
             return x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
         x_NCHW = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         return x_NCHW.view(x.shape)
+
+
+class Relu(nn.Module):
+    """What stands for a neuron in an ANN."""
+
+    def forward(self, x_TNC: Tensor, num_steps: int | None = None) -> Tensor:
+        """Activations."""
+        return torch.relu(x_TNC)
 
 
 class Pool(nn.Module):

@@ -50,7 +50,7 @@ class _StepBlock(nn.Module):
     ) -> Tensor:
         """Spikes of this step."""
         assert self.walk is not None
-        i_NC: Tensor = self.synapse(s_1NC[0])
+        i_NC: Tensor = s_1NC[0] if self.synapse is None else self.synapse(s_1NC[0])
         for current, added_1NC in zip(self.currents, current_inputs, strict=True):
             i_NC = i_NC + current(added_1NC)[0]
         s_1NC = self.walk.step(self.neuron, i_NC).unsqueeze(0)
@@ -74,6 +74,11 @@ class OneStep(nn.Module):
         super().__init__()
         if folded.options.ann:
             raise InputError("an ANN has no timesteps, and so no early answer. Use a spiking network.")
+        if folded.is_tied_to_steps:
+            raise InputError(
+                "an early answer runs one timestep at a time, and a part of this network (norm tebn or tab, attention "
+                "tcja, statten) needs several at once. Use norm='tdbn' or 'bn' without attention."
+            )
         norms = [n for n, m in folded.named_modules() if isinstance(m, SpikingBlock) and m.norm is not None]
         if norms or folded.training:
             raise InputError(

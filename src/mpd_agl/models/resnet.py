@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, readout
 
 
@@ -59,6 +60,7 @@ class ResNet(Network):
         self, name: str, options: NetworkOptions, *, stem: int, stages: tuple[tuple[int, int], ...], hidden: int | None
     ) -> None:
         super().__init__(name, options)
+        self.refuse_depth()
         block = ZhengBlock if options.block == "zheng" and not options.ann else SewBlock
         channels = options.channels(stem)
         self.stem = self.conv(options.in_channels, channels)
@@ -69,6 +71,8 @@ class ResNet(Network):
                 stride = 2 if number > 1 and b == 1 else 1
                 stage[f"block{b}"] = block(self, channels, out, stride)
                 channels = out
+            if (gate := self.gate(channels, len(stages) - number)) is not None:
+                stage["gate"] = gate
             self.add_module(f"stage{number}", nn.Sequential(stage))
         self.num_stages = len(stages)
         self.fc1 = None
@@ -98,3 +102,20 @@ def resnet19(options: NetworkOptions) -> ResNet:
 def resnet18(options: NetworkOptions) -> ResNet:
     """ResNet-18 with a 3x3 stem for small images."""
     return ResNet("resnet18", options, stem=64, stages=((64, 2), (128, 2), (256, 2), (512, 2)), hidden=None)
+
+
+def sew_resnet(name: str, blocks: tuple[int, int, int, int], options: NetworkOptions) -> ResNet:
+    """SEW-ResNet (Fang et al., NeurIPS 2021) with the 3x3 stem of small images: spikes are added behind the neurons."""
+    if options.block != "sew":
+        raise InputError(f"{name} adds spikes behind its neurons, got block={options.block!r}. Use resnet18 for that.")
+    return ResNet(name, options, stem=64, stages=tuple(zip((64, 128, 256, 512), blocks, strict=True)), hidden=None)
+
+
+def sew_resnet18(options: NetworkOptions) -> ResNet:
+    """SEW-ResNet-18: 2-2-2-2."""
+    return sew_resnet("sew-resnet18", (2, 2, 2, 2), options)
+
+
+def sew_resnet34(options: NetworkOptions) -> ResNet:
+    """SEW-ResNet-34: 3-4-6-3."""
+    return sew_resnet("sew-resnet34", (3, 4, 6, 3), options)

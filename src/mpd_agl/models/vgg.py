@@ -4,12 +4,14 @@ A number is a 3x3 convolution with that many channels, `P` is 2x2 average poolin
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+from mpd_agl.nn import set_chain
 
 Plan = Sequence[int | Literal["P"]]
 
@@ -30,11 +32,14 @@ class ConvNet(Network):
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
     ) -> None:
         super().__init__(name, options)
+        if name != "plain":
+            self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0
         self.order: list[str] = []
-        for item in plan:
+        for index, item in enumerate(plan):
             if item == "P":
                 size //= 2
+                self._add_gate(plan, index, channels)
                 self.order.append("pool")
                 continue
             number += 1
@@ -42,6 +47,8 @@ class ConvNet(Network):
             self.add_module(f"conv{number}", self.conv(channels, out))
             self.order.append(f"conv{number}")
             channels = out
+        if plan[-1] != "P":
+            self._add_gate(plan, len(plan), channels)
         if size < 1:
             raise InputError(
                 f"{name} halves the image {plan.count('P')} times and needs image_size of at least "
@@ -55,6 +62,14 @@ class ConvNet(Network):
             self.add_module(f"fc{h}", self.linear(features, options.channels(count)))
             features = options.channels(count)
         self.readout = readout(features, options)
+        set_chain(self, number + self.num_hidden)  # no shortcut anywhere
+
+    def _add_gate(self, plan: Plan, end: int, channels: int) -> None:
+        """The attention behind the stage that ends there: a stage is the convolutions up to a pooling."""
+        stages_left = sum(a == "P" != b for a, b in pairwise(plan[end:]))
+        if (gate := self.gate(channels, stages_left)) is not None:
+            self.add_module(f"gate{end}", gate)
+            self.order.append(f"gate{end}")
 
     def stages(self) -> Iterator[list[nn.Module]]:
         """Each convolution, with the pooling behind it."""
@@ -96,6 +111,25 @@ def vgg11(options: NetworkOptions) -> ConvNet:
 def vgg16(options: NetworkOptions) -> ConvNet:
     """VGG-16 with VGG-13's classifier."""
     return ConvNet("vgg16", options, VGG16, hidden=(4096, 4096))
+
+
+def plain(options: NetworkOptions) -> ConvNet:
+    """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
+
+    An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while
+    it is still larger. A gradient has only one way through such a network: its layers show whether they pass it on.
+    """
+    depth = options.depth or 24
+    if depth < 2:
+        raise InputError(f"plain needs at least 2 layers, a convolution and the readout, got depth={depth}.")
+    plan: list[int | Literal["P"]] = []
+    size = options.image_size
+    for layer in range(1, depth):
+        plan.append(16)
+        if size > 16 and layer % max(1, depth // 4) == 0:
+            plan.append("P")
+            size //= 2
+    return ConvNet("plain", options, plan)
 
 
 def cnn8(options: NetworkOptions) -> ConvNet:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import Surrogate
+from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
+from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
 from mpd_agl.nn.neuron import NOT_ASKED, Neuron, Pass, potential_of
 from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.step_norm import StepAffine, make_norm
 from mpd_agl.nn.width import MPDWidth, Width
 
 
@@ -48,26 +50,31 @@ def _threshold_of(neuron: nn.Module) -> float:
 
 
 class Current(nn.Module):
-    """Synapse and tdBN without a neuron: a normalised current, which a block adds to its own (Zheng et al. 2021)."""
+    """Synapse and norm without a neuron: a normalised current, which a block adds to its own (Zheng et al. 2021), or
+    which is added to the currents that a membrane shortcut carries (Hu et al. 2024).
+    """
+
+    norm: TdBatchNorm | None
+    """None where it is folded into the synapse; of a norm with parameters per step, folding leaves a `StepAffine`."""
 
     def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm | None) -> None:
         super().__init__()
         self.synapse, self.norm = synapse, norm
 
-    def forward(self, s_TNC: Tensor) -> Tensor:
-        """The current i_TNC."""
-        x_TNC = s_TNC if self.synapse is None else over_time(self.synapse, s_TNC)
-        i_TNC: Tensor = x_TNC if self.norm is None else self.norm(x_TNC)
-        return i_TNC
+    def forward(self, s_SNC: Tensor, num_steps: int | None = None) -> Tensor:
+        """The current; of one timestep that stands for `num_steps` equal ones it may have one, too."""
+        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        i_SNC: Tensor = x_SNC if self.norm is None else self.norm(x_SNC, num_steps)
+        return i_SNC
 
 
-def _refuse_void(neuron: nn.Module | None, norm: nn.Module | None, given: dict[str, Any]) -> None:
+def _refuse_void(neuron: nn.Module | None, norm: str | nn.Module | None, given: dict[str, Any]) -> None:
     """Refuse options of a part that the caller made: they would have no effect."""
     void: dict[str, list[str]] = {}
     if neuron is not None:
         void["neuron"] = ["v_th", "tau", "surrogate", "detach_reset", "backend"]
         void["neuron"] += ["method"] if getattr(neuron, "width", None) is not None else []
-    if norm is not None:
+    if isinstance(norm, nn.Module):
         void["norm"] = ["alpha"]
     for part, names in void.items():
         if passed := [name for name in names if given[name] is not None]:
@@ -80,10 +87,15 @@ def _refuse_void(neuron: nn.Module | None, norm: nn.Module | None, given: dict[s
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
-    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the
-    method unless one is given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to
-    the block's own before the neuron. The other options are those of the parts that the block makes itself: v_th 0.5,
-    tau 0.2 and alpha 1 by default, method "mpd-agl".
+    `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name (tdBN by default) or a module of yours;
+    those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module
+    with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron. The
+    other options are those of the parts that the block makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method
+    "mpd-agl".
+
+    Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
+    membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
+    measured where none are given.
 
     A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to
     call.
@@ -96,6 +108,8 @@ class SpikingBlock(nn.Module):
 
     repeating = False
     """True while a forward pass is computed a second time (see `nn.recompute`)."""
+    is_folded = False
+    """True in the copy that `fold` makes."""
     norm: TdBatchNorm | None
     """None where it is folded into the synapse; a user may put another norm here."""
     neuron: Neuron
@@ -103,17 +117,21 @@ class SpikingBlock(nn.Module):
 
     def __init__(
         self,
-        synapse: nn.Module,
+        synapse: nn.Module | None,
         *,
         method: str | Method | None = None,
-        norm: nn.Module | None = None,
+        norm: str | nn.Module | None = None,
         neuron: nn.Module | None = None,
         currents: Sequence[Current] = (),
+        sources: Sequence[nn.Module] = (),
+        channels: int | None = None,
+        num_steps: int | None = None,
         surrogate: str | Surrogate | None = None,
         v_th: float | None = None,
         tau: float | None = None,
         alpha: float | None = None,
         detach_reset: bool | None = None,
+        start: str = "rest",
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -123,24 +141,46 @@ class SpikingBlock(nn.Module):
         self.synapse = synapse
         v_th = _threshold_of(neuron) if neuron is not None else 0.5 if v_th is None else v_th
         alpha = 1.0 if alpha is None else alpha
-        made = TdBatchNorm(out_features(synapse), v_th=v_th, alpha=alpha) if norm is None else norm
-        self.norm = made  # type: ignore[assignment]
+        if synapse is not None:
+            channels = out_features(synapse)
+        name = norm if isinstance(norm, str) else "tdbn"
+        if isinstance(norm, str) or norm is None:
+            norm = None
+            if synapse is not None and channels is not None:
+                norm = make_norm(name, channels, v_th=v_th, alpha=alpha, num_steps=num_steps)
+        self.norm = norm  # type: ignore[assignment]
+        self.sources = tuple(sources)  # a tuple: the network has them already
         if neuron is None:
-            neuron = rule.neuron(
+            make = partial(with_normed_potential, rule.neuron, channels) if name == "mpbn" else rule.neuron
+            measures = synapse is None and not sources and name != "mpbn"
+            neuron = make(
                 tau=0.2 if tau is None else tau,
                 v_th=v_th,
                 surrogate=rule.surrogate_with(surrogate),
                 detach_reset=bool(detach_reset),
                 noise=rule.noise,
                 backend=backend or "auto",
+                **({"width": rule.width()} if measures else {}),
+                **({} if start == "rest" else {"start": start}),
             )
+        elif name == "mpbn":
+            raise InputError("norm 'mpbn' makes the block's neuron, got one as well. Leave one of them out.")
         self.neuron = neuron  # type: ignore[assignment]
         self.width: Width = getattr(neuron, "width", None) or rule.width()
+        if name == "mpbn" and self.width.needs_batch:
+            raise InputError(
+                f"{type(self.width).__name__} reads the potentials of the batch before they are normalised, and norm "
+                "'mpbn' fires on the normalised ones. Use norm='bn', or another method."
+            )
         self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine]:
         """gamma, beta and scale of the norms whose currents the neuron receives; empty where one cannot be read."""
-        norms: list[Any] = [self.norm, *(current.norm for current in self.currents)]
+        if isinstance(self.neuron, NormedPotential):
+            affine = affine_of(self.neuron.potential_norm)
+            return [] if affine is None else [affine._replace(of_potential=True)]
+        own = self.sources if self.synapse is None else (self.norm,)
+        norms: list[Any] = [*own, *(current.norm for current in self.currents)]
         found = [None if norm is None else affine_of(norm) for norm in norms]
         return [a for a in found if a is not None] if None not in found else []
 
@@ -162,9 +202,10 @@ class SpikingBlock(nn.Module):
 
     def _potential(self, num_steps: int, x_SNC: Tensor | None, i_SNC: Tensor | None, state: Tensor | None) -> Potential:
         affines = self.affines()
-        if isinstance(self.width, MPDWidth) and not torch.compiler.is_compiling():
-            for affine in affines:
-                self.width.warn_of(affine.gamma_C)
+        looks = bool(affines) and affines[0].gamma_C.device.type == "cpu" and not torch.compiler.is_compiling()
+        if isinstance(self.width, MPDWidth) and looks:
+            # In a sum of currents the squares are added, and one gamma_bar above 0 is enough.
+            self.width.warn_of(max((a.gamma_C for a in affines), key=lambda gamma_C: float(gamma_C.mean())))
         known = x_SNC is not None or i_SNC is not None
         observe = partial(self._observed_sums, num_steps, x_SNC, i_SNC, state) if known else None
         needs, carried = self.width.needs_batch, state is not None
@@ -203,18 +244,23 @@ class SpikingBlock(nn.Module):
         With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
         """
         T = self._check(s_SNC, num_steps, current_inputs, state)
-        x_SNC = over_time(self.synapse, s_SNC)
+        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
         fused = self._is_fused(state)
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
-        # Without gradients, or folded, there is no width: inference costs nothing.
-        if not torch.is_grad_enabled() or self.norm is None:
-            kappa_T = torch.ones(T, device=x_SNC.device)
+        # Without gradients, or folded, there is no width: inference costs nothing. Some neurons set it themselves.
+        folded = self.is_folded or (self.norm is None and self.synapse is not None)
+        if not torch.is_grad_enabled() or folded or getattr(self.neuron, "sets_width", False):
+            kappa_T, gain_T = torch.ones(T, device=x_SNC.device), None
         else:
             kept_0 = None if state is NOT_ASKED else state
-            kappa_T = self.kappa(T, x_SNC=x_SNC if fused else None, i_SNC=i_SNC, state=kept_0)
+            potential = self._potential(T, x_SNC if fused else None, i_SNC, kept_0)
+            kappa_T = self.width(potential)
+            gain_T = self.width.gain(
+                potential, kappa_T, getattr(self.neuron, "surrogate", get_surrogate("rectangular"))
+            )
         if i_SNC is None:
-            return self._fused_step(x_SNC, kappa_T, T, residual)
-        return self._step(i_SNC, kappa_T, residual, state)
+            return self._fused_step(x_SNC, kappa_T, gain_T, T, residual)
+        return self._step(i_SNC, kappa_T, gain_T, residual, state)
 
     def _is_fused(self, state: Any) -> bool:
         """Whether norm and neuron run as one kernel.
@@ -223,7 +269,7 @@ class SpikingBlock(nn.Module):
         """
         norm: nn.Module | None = self.norm
         neuron: nn.Module = self.neuron
-        if not isinstance(norm, TdBatchNorm) or not isinstance(neuron, Neuron) or not neuron.is_fused:
+        if not isinstance(norm, TdBatchNorm) or norm.per_step or not isinstance(neuron, Neuron) or not neuron.is_fused:
             return False
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         hooked = any(getattr(m, name) for m in (norm, neuron) for name in hooks)
@@ -235,16 +281,23 @@ class SpikingBlock(nn.Module):
         if norm is None:
             i_SNC = x_SNC
         else:
-            i_SNC = norm(x_SNC, num_steps) if isinstance(norm, TdBatchNorm) else over_time(norm, x_SNC)
+            knows_time = isinstance(norm, TdBatchNorm | StepAffine)
+            i_SNC = norm(x_SNC, num_steps) if knows_time else over_time(norm, x_SNC)
         for current, s_TNC in zip(self.currents, current_inputs, strict=True):
             i_SNC = i_SNC + current(s_TNC)
         return i_SNC
 
-    def _step(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
+    def _step(self, i_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, residual: Tensor | None, state: Any) -> Any:
         """The neuron on a current that was computed before it."""
         neuron: nn.Module = self.neuron
         if isinstance(neuron, Neuron):
-            return neuron(i_SNC, kappa_T, residual=residual, state=state)
+            gain = {} if gain_T is None else {"gain_T": gain_T}
+            return neuron(i_SNC, kappa_T, **gain, residual=residual, state=state)
+        if gain_T is not None:
+            raise InputError(
+                f"{type(neuron).__name__} is not a neuron of mpd_agl.nn and takes no factor on its surrogate's height. "
+                "Use a width rule without one, such as mpd-agl's."
+            )
         if state is not NOT_ASKED:
             raise InputError(
                 f"{type(neuron).__name__} is not a neuron of mpd_agl.nn, so this block cannot carry its state. "
@@ -253,15 +306,20 @@ class SpikingBlock(nn.Module):
         spikes = neuron(i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]), kappa_T)
         return spikes if residual is None else spikes + residual
 
-    def _fused_step(self, x_SNC: Tensor, kappa_T: Tensor, num_steps: int, residual: Tensor | None) -> Tensor:
+    def _fused_step(
+        self, x_SNC: Tensor, kappa_T: Tensor, gain_T: Tensor | None, num_steps: int, residual: Tensor | None
+    ) -> Tensor:
         """tdBN and neuron in one pass."""
         norm, neuron = self.norm, self.neuron
         assert norm is not None
         norm.check(x_SNC)
+        neuron.check_threshold()
+        kept_0 = neuron.beginning(x_SNC)
         if neuron.watchers:
-            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled()))
+            neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         shared = self._shared_moments(x_SNC)
-        s_TNC, mean_C, var_C, *_ = kernels.tdbn_neuron(
+        apart = neuron.scaled or kept_0 is not None  # the residual is added behind the kernel
+        s_TNC, mean_C, var_C, *kept = kernels.tdbn_neuron(
             x_SNC,
             norm.weight,
             norm.bias,
@@ -271,19 +329,21 @@ class SpikingBlock(nn.Module):
             kappa_T,
             num_steps=num_steps,
             batch_stats=norm.training,
-            residual=residual,
+            residual=None if apart else residual,
             norm_v_th=norm.v_th,
             alpha=norm.alpha,
             eps=norm.eps,
-            surrogate=neuron.surrogate,
-            backend=neuron.backend,
+            kept_0=kept_0,
+            return_state=kept_0 is not None,
             shared=shared,
+            **neuron.call_options(num_steps, gain_T),
             **neuron.dynamics(),
         )
         if norm.training:
             count = num_steps * x_SNC[0].numel() // x_SNC.shape[2]
             norm.track(mean_C, var_C, count if shared is None else shared.total * (num_steps // x_SNC.shape[0]))
-        return s_TNC
+        spikes_TNC: Tensor = neuron.finished((s_TNC, *kept) if kept else s_TNC, residual if apart else None, False)
+        return spikes_TNC
 
     def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
         """The statistics of a training batch that other processes hold parts of."""
@@ -293,8 +353,11 @@ class SpikingBlock(nn.Module):
 
     def _check(self, s_SNC: Tensor, num_steps: int | None, current_inputs: Sequence[Tensor], state: Any) -> int:
         """T, or a sentence for what this block cannot take."""
-        flat = isinstance(self.synapse, nn.Linear)
-        wanted = self.synapse.weight.shape[1] if flat else self.synapse.in_channels  # type: ignore[index]
+        synapse = self.synapse
+        flat = s_SNC.dim() == 3 if synapse is None else isinstance(synapse, nn.Linear)
+        wanted: Any = s_SNC.shape[2] if synapse is None and s_SNC.dim() > 2 else "C"
+        if synapse is not None:
+            wanted = synapse.weight.shape[1] if flat else synapse.in_channels  # type: ignore[index]
         T = s_SNC.shape[0] if num_steps is None else num_steps
         if T < 1:
             raise InputError(f"num_steps must be at least 1, got {T}. Use num_steps=2, as the paper does.")
@@ -348,9 +411,8 @@ class SpikingBlock(nn.Module):
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
         """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps."""
         neuron = self.neuron
-        return kernels.probe(
-            x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, backend=neuron.backend, **neuron.probed()
-        )
+        options = {**neuron.probed(), "kept_0": neuron.beginning(x_SNC), "backend": neuron.backend}
+        return kernels.probe(x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, **options)
 
 
 class AnnBlock(nn.Module):

@@ -1,6 +1,7 @@
-"""Folding tdBN into the synapses for inference.
+"""Folding norms into the synapses for inference.
 
-`gamma alpha v_th / sqrt(var + eps)` goes into the weights, the rest into the bias.
+`gamma alpha v_th / sqrt(var + eps)` goes into the weights, the rest into the bias. MPBN's norm on the potential goes
+into the threshold. TEBN and TAB scale every timestep otherwise, so a `StepAffine` stays behind the synapse.
 """
 
 import copy
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn.block import AnnBlock, Current, SpikingBlock
+from mpd_agl.nn.mpbn import FoldedLIF, NormedPotential
 from mpd_agl.nn.norm import TdBatchNorm
+from mpd_agl.nn.step_norm import StepAffine
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -39,8 +42,28 @@ def _affine(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
     return (scale_C, shift_C) if norm.weight is None else (norm.weight * scale_C, norm.bias + norm.weight * shift_C)
 
 
+def _fold_potential_norm(block: SpikingBlock) -> None:
+    """MPBN: `scale v + shift >= v_th` as a threshold of v, one per channel.
+
+    Where scale is negative the neuron fires below a value. With the synapse's sign turned, so is v's, and it fires
+    above: the reset to 0 has no sign. Without a synapse of its own such a neuron keeps its norm.
+    """
+    neuron = block.neuron
+    if not isinstance(neuron, NormedPotential):
+        return
+    scale_C, _ = neuron.potential_norm.affine()
+    if bool((scale_C < 0).any()):
+        if block.synapse is None or block.norm is not None or block.currents:
+            return
+        sign_C = torch.where(scale_C < 0, -1.0, 1.0).to(scale_C)
+        block.synapse = _folded(block.synapse, sign_C, torch.zeros_like(scale_C))
+    block.neuron = FoldedLIF(neuron).eval()
+
+
 def fold(net: Net) -> Net:
     """A copy of the network for inference, each batch norm folded into its synapse: the same spikes with one pass less.
+
+    MPBN's second norm becomes a threshold per channel; TEBN and TAB stay as one multiply-add per step.
 
     The copy is in evaluation mode and stays there; the original is untouched.
     """
@@ -48,11 +71,17 @@ def fold(net: Net) -> Net:
         raise InputError("fold() takes a network in evaluation mode, got one that is training. Call net.eval() first.")
     out = copy.deepcopy(net)
     for module in out.modules():
-        if not isinstance(module, SpikingBlock | Current | AnnBlock) or module.synapse is None:
+        if not isinstance(module, SpikingBlock | Current | AnnBlock):
             continue
         if (affine := _affine(module.norm)) is not None:
-            module.synapse = _folded(module.synapse, *affine)
-            module.norm = nn.Identity() if isinstance(module, AnnBlock) else None
+            if affine[0].dim() == 2:
+                module.norm = StepAffine(*affine)  # type: ignore[assignment]
+            elif module.synapse is not None:
+                module.synapse = _folded(module.synapse, *affine)
+                module.norm = nn.Identity() if isinstance(module, AnnBlock) else None
+        if isinstance(module, SpikingBlock):
+            module.is_folded = True
+            _fold_potential_norm(module)
     for parameter in out.parameters():
         parameter.requires_grad_(False)
     return out

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.neuron import LIF, PLIF
+from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.width import (
+    AtgoWidth,
+    ChainWidth,
     DeepTAGEWidth,
     FixedWidth,
     LearnableWidth,
     LSGWidth,
     MPDWidth,
     QuantileWidth,
+    RelativeWidth,
+    ScheduledWidth,
+    SingleStepWidth,
     SlopeWidth,
     Width,
 )
@@ -37,6 +44,10 @@ class Method:
     """A shape that belongs to the method; None leaves it to the user."""
     noise: float = 0.0
     """Share of soft outputs while training (ASGL)."""
+    replaces_neuron: bool = False
+    """Whether the method is its neuron, so that its width alone is not the method."""
+    max_steps: int = 0
+    """The most timesteps that the method trains; 0: any number."""
 
     def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
         """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is
@@ -70,6 +81,12 @@ METHODS: dict[str, Method] = {
         Method(
             name="mpd-quantile", neuron=PLIF, width=QuantileWidth, about="width that holds the available share (ours)"
         ),
+        Method(
+            name="mpd-gain",
+            neuron=PLIF,
+            width=ChainWidth,
+            about="window by the length of the way without a shortcut, height by the spikes' variance (ours)",
+        ),
         Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),
         Method(
             name="asgl",
@@ -85,6 +102,59 @@ METHODS: dict[str, Method] = {
             width=DeepTAGEWidth,
             surrogate="arctan-peak",
             about="width from the norms of the potentials (Liu et al. 2025)",
+        ),
+        Method(
+            name="ds-atgo",
+            neuron=AtgoNeuron,
+            width=AtgoWidth,
+            replaces_neuron=True,
+            about="threshold mean + std of the batch's potentials, width from it (Jiang et al. 2026)",
+        ),
+        Method(
+            name="ds-atgo-sigma",
+            neuron=partial(AtgoNeuron, form="sigma"),
+            width=partial(AtgoWidth, "sigma"),
+            replaces_neuron=True,
+            about="ds-atgo with the width of its published code, from std (Jiang et al. 2026)",
+        ),
+        Method(
+            name="trsg",
+            neuron=TrSGNeuron,
+            width=RelativeWidth,
+            surrogate="rectangular",
+            replaces_neuron=True,
+            about="learnable threshold softplus(p), width v_th, output v_th s, soft reset (Kook et al. 2026)",
+        ),
+        Method(
+            name="mpr",
+            neuron=mpr_neuron,
+            width=FixedWidth,
+            surrogate="mpr",
+            replaces_neuron=True,
+            about="potential rectified before firing, soft reset by 1 (Guo et al. 2022)",
+        ),
+        Method(
+            name="diet",
+            neuron=diet_neuron,
+            width=RelativeWidth,
+            surrogate="triangular",
+            replaces_neuron=True,
+            about="learnable leak and threshold, surrogate of v/v_th, soft reset (Rathi and Roy 2020)",
+        ),
+        Method(
+            name="slope-schedule",
+            neuron=LIF,
+            width=ScheduledWidth,
+            surrogate="fast-sigmoid",
+            about="slope from 1 to 100 over the training (Van den Berghe et al. 2025)",
+        ),
+        Method(
+            name="s2nn",
+            neuron=LIF,
+            width=SingleStepWidth,
+            surrogate="s2nn",
+            max_steps=1,
+            about="the surrogate of single-step networks, T = 1 (Suetake et al. 2023)",
         ),
     )
 }

@@ -19,15 +19,21 @@ from mpd_agl import core
 from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import Replicas
+from mpd_agl.nn.step_norm import TAB, TEBN
 
 
 class Affine(NamedTuple):
-    """A norm's last step: its output has mean `beta_C` and standard deviation `|gamma_C| * scale` per channel."""
+    """A norm's last step: its output has mean `beta_C` and standard deviation `|gamma_C| * scale` per channel.
+
+    Where each timestep has its own (TEBN, TAB), gamma and beta are (T, C).
+    """
 
     gamma_C: Tensor
     beta_C: Tensor
     scale: float
     """tdBN's `alpha * v_th`; 1 for every other norm."""
+    of_potential: bool = False
+    """The norm stands on the potential itself (MPBN): its moments are these at every step, whatever leaks."""
 
 
 def affine_of(norm: nn.Module) -> Affine | None:
@@ -45,6 +51,9 @@ def affine_of(norm: nn.Module) -> Affine | None:
     if not isinstance(norm, named) and not (threshold_dependent and hasattr(norm, "running_mean")):
         return None
     scale = float(norm.alpha) * float(norm.v_th) if threshold_dependent else 1.0  # type: ignore[arg-type]
+    if isinstance(norm, TEBN | TAB):
+        gamma_TC, beta_TC = norm.affine_TC()
+        return Affine(gamma_TC.detach(), beta_TC.detach(), scale)
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     # Without an affine step every channel has gamma 1 and beta 0.
     plain = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)
@@ -99,20 +108,38 @@ def predicted(
     if not affines:
         raise InputError("the potential's moments are predicted from a norm, got none. Measure them instead.")
     tau = tau.detach().mean()  # a decay per channel: the layer's mean
-    affines = [Affine(a.gamma_C.to(tau.device), a.beta_C.to(tau.device), a.scale) for a in affines]
+    affines = [a._replace(gamma_C=a.gamma_C.to(tau.device), beta_C=a.beta_C.to(tau.device)) for a in affines]
+    if any(a.gamma_C.dim() == 2 for a in affines):
+        steps = {len(a.gamma_C) for a in affines if a.gamma_C.dim() == 2}
+        if steps != {num_steps}:
+            raise InputError(f"a norm has parameters for {max(steps)} timesteps, got {num_steps}. Use as many.")
+        parts = [_current_moments([_at_step(a, t) for a in affines], kind) for t in range(num_steps)]
+        mean, std = (torch.stack(each) for each in zip(*parts, strict=True))
+    else:
+        mean, std = _current_moments(affines, kind)
+    if affines[0].of_potential:
+        return mean.expand(num_steps), std.expand(num_steps)
+    if not (isinstance(input_scale, float) and input_scale == 1.0):
+        mean, std = mean * input_scale, std * input_scale
+    return core.potential_moments(mean, std, tau, num_steps, leak=leak)
+
+
+def _at_step(affine: Affine, t: int) -> Affine:
+    gamma, beta = affine.gamma_C, affine.beta_C
+    return affine._replace(gamma_C=gamma[t], beta_C=beta[t]) if gamma.dim() == 2 else affine
+
+
+def _current_moments(affines: Sequence[Affine], kind: Moments) -> tuple[Tensor, Tensor]:
+    """Theorem 1: mean and standard deviation of the sum of currents."""
     if kind == "exact" and len({len(a.gamma_C) for a in affines}) == 1:
         # One current per channel: its variance is the sum of theirs, its mean the sum of their betas.
         squares_C = torch.stack([(a.gamma_C * a.scale).square() for a in affines]).sum(0)
         affines = [Affine(squares_C.sqrt(), torch.stack([a.beta_C for a in affines]).sum(0), 1.0)]
     parts = [core.input_moments(a.gamma_C, a.beta_C, v_th=a.scale, moments=kind) for a in affines]
     if len(parts) == 1:
-        mean, std = parts[0]
-    else:
-        mean = torch.stack([m for m, _ in parts]).sum()
-        std = torch.stack([s * s for _, s in parts]).sum().sqrt()
-    if not (isinstance(input_scale, float) and input_scale == 1.0):
-        mean, std = mean * input_scale, std * input_scale
-    return core.potential_moments(mean, std, tau, num_steps, leak=leak)
+        return parts[0]
+    mean = torch.stack([m for m, _ in parts]).sum()
+    return mean, torch.stack([s * s for _, s in parts]).sum().sqrt()
 
 
 CAPACITY = 64

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import RESETS, Surrogate, get_surrogate, lif, noisy_spike
-from mpd_agl.core.mpd import Moments
+from mpd_agl.core import RESETS, Surrogate, along_channels, get_surrogate, lif, noisy_spike
+from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.moments import (
     CAPACITY,
@@ -27,9 +27,10 @@ from mpd_agl.nn.moments import (
     moments_of,
     predicted,
 )
-from mpd_agl.nn.width import FixedWidth, LSGWidth, Width
+from mpd_agl.nn.width import FixedWidth, LSGWidth, RelativeWidth, Width
 
 Reset = Literal["hard", "soft"]
+STARTS = ("rest", "mp-init")
 
 NOT_ASKED: Any = object()
 """Stands for a state that the caller did not ask for; None is a state: rest."""
@@ -54,9 +55,11 @@ class Pass:
     has_width: bool
     """Whether the pass computed its widths: with gradients."""
     v_TNC: Tensor | None = None
-    """The potentials, where the pass had them at hand (ASGL's noisy one); elsewhere they follow from the current."""
+    """The potentials, where the pass had them at hand (by the written equations); else they follow from the current."""
     kept_0: Tensor | None = None
     """The state that the pass started from; None: rest."""
+    theta_T: Tensor | None = None
+    """The thresholds of a neuron that has one per timestep (DS-ATGO); elsewhere it is the neuron's v_th."""
 
 
 def potential_of(
@@ -78,10 +81,19 @@ def potential_of(
     """
     tau = torch.as_tensor(neuron.tau)
 
+    found: dict[Moments, tuple[Tensor, Tensor]] = {}
+
     def moments(kind: Moments) -> tuple[Tensor, Tensor]:
+        # A rule may ask twice, for the width and for the gain; a measurement counts once.
+        if kind not in found:
+            found[kind] = compute(kind)
+        return found[kind]
+
+    def compute(kind: Moments) -> tuple[Tensor, Tensor]:
         if affines:
             scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
-            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale)
+            leak: Leak = getattr(neuron, "leak", "two")
+            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale, leak=leak)
             return mean_T[carried:], std_T[carried:]
         if not isinstance(neuron, Neuron) or neuron.measured is None:
             raise InputError(
@@ -102,14 +114,22 @@ class Neuron(nn.Module):
     of i_t, as SpikingJelly's neurons do by default. `tau` and `v_th` are numbers, or one per channel (the axis
     `channel_dim` of the current); `learn_v_th` makes the threshold a parameter. `method` brings the width rule and,
     where it has one, the surrogate.
+
+    `start="mp-init"` (Kook et al., WACV 2026) starts each sequence at one potential m per layer in place of rest:
+    after a training batch `m <- 0.9 m + 0.1 mean(kept_T)` over the neurons that fired. `gain` multiplies the
+    surrogate's height. `drop` is what a soft reset takes off in place of v_th. `scaled` gives `v_th s_t` as output.
     """
 
     tau: Tensor
     v_th: Tensor | float
+    leak: Leak = "two"
+    """Terms of the leak sum in predicted moments: Theorem 2's two, or `full` for all of them."""
     replicas: kernels.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
     repeating = False
     """True while a forward pass is computed a second time (see `nn.recompute`)."""
+    start: Tensor | None
+    """Where a sequence starts, a buffer; None: at rest."""
 
     def __init__(
         self,
@@ -124,6 +144,10 @@ class Neuron(nn.Module):
         decay_input: bool = False,
         detach_reset: bool = False,
         noise: float = 0.0,
+        start: str = "rest",
+        gain: float = 1.0,
+        drop: float | None = None,
+        scaled: bool = False,
         channel_dim: int = 2,
         backend: str = "auto",
     ) -> None:
@@ -132,6 +156,11 @@ class Neuron(nn.Module):
             from mpd_agl.nn.methods import get_method  # a method names a neuron class of this file
 
             found = get_method(method)
+            if found.replaces_neuron:
+                raise InputError(
+                    f"method {found.name!r} is a neuron of its own, got {type(self).__name__}(method={found.name!r}). "
+                    f"Use get_method({found.name!r}).neuron(), or SpikingBlock(synapse, method={found.name!r})."
+                )
             width, surrogate, noise = width or found.width(), found.surrogate_with(surrogate), found.noise or noise
         if reset not in RESETS:
             raise unknown_name("reset", reset, RESETS)
@@ -140,15 +169,21 @@ class Neuron(nn.Module):
                 f"noise, the share of soft outputs while training, must lie in [0, 1), got {noise}. "
                 "ASGL uses 0.1 to 0.2."
             )
+        if start not in STARTS:
+            raise unknown_name("start", start, STARTS)
+        if drop is not None and reset != "soft":
+            raise InputError(f"drop={drop} is what a soft reset takes off, got reset={reset!r}. Use reset='soft'.")
         if backend not in kernels.BACKENDS:
             raise unknown_name("backend", backend, kernels.BACKENDS)
         self.reset, self.decay_input, self.detach_reset = reset, decay_input, detach_reset
         self.noise, self.channel_dim, self.backend = noise, channel_dim, backend
+        self.gain, self.drop, self.scaled = gain, drop, scaled
+        self.register_buffer("start", torch.zeros(()) if start == "mp-init" else None)
         self.surrogate: Surrogate = get_surrogate(surrogate or "rectangular")
         self._set_threshold(v_th, learn_v_th)
         self._set_decay(_checked_decay(tau))
         self.width = width
-        asks = width is not None and not isinstance(width, FixedWidth | LSGWidth)
+        asks = width is not None and not isinstance(width, FixedWidth | LSGWidth | RelativeWidth)
         self.measured: MeasuredMoments | None = MeasuredMoments() if asks else None
         self.watchers: list[Callable[[Pass], None]] = []
         self._sequences = 0
@@ -165,9 +200,7 @@ class Neuron(nn.Module):
 
     def _set_threshold(self, v_th: float | Sequence[float] | Tensor, learn: bool) -> None:
         """Keep the threshold as a number, a buffer (one per channel) or a parameter."""
-        values = _numbers(v_th)
-        if values.dim() > 1 or not bool((values > 0).all() and torch.isfinite(values).all()):
-            raise InputError(f"v_th must be positive, one number or one per channel, got {v_th}. The paper uses 0.5.")
+        values = checked_threshold(v_th)
         if learn:
             self.v_th = nn.Parameter(torch.tensor(values.tolist()))
         elif values.dim():
@@ -185,12 +218,59 @@ class Neuron(nn.Module):
         return self.training and self.noise > 0
 
     @property
+    def is_written(self) -> bool:
+        """Whether `core.lif` computes this call, since the kernels do not know it."""
+        return self.is_noisy or self.drop is not None
+
+    @property
     def is_fused(self) -> bool:
         """Whether `kernels` computes this neuron.
 
-        Not while it is noisy, and not where a subclass has its own `forward`.
+        Not while it is noisy, not with a `drop`, and not where a subclass has its own `forward`.
         """
-        return type(self).forward is Neuron.forward and not self.is_noisy
+        return type(self).forward is Neuron.forward and not self.is_written
+
+    def check_threshold(self) -> None:
+        """Refuse a learnt threshold that is no longer positive (on a CPU; elsewhere nobody waits to look)."""
+        v_th = self.v_th
+        if not isinstance(v_th, Tensor) or v_th.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if not bool((v_th > 0).all()):
+            raise InputError(
+                f"training drove a threshold to {float(v_th.detach().min()):.4g}, and a neuron that fires at rest "
+                "tells nothing. Use a smaller --optim.lr or no weight decay on it (--optim.decay_on weights), or "
+                "method trsg, whose threshold stays positive."
+            )
+
+    def beginning(self, x_SNC: Tensor) -> Tensor | None:
+        """What a call keeps before its first step if it was passed no state: None at rest."""
+        if self.start is None:
+            return None
+        if self.repeating:
+            raise InputError(
+                "start='mp-init' moves with every training pass, so a second pass would start elsewhere. "
+                "Use it without recompute."
+            )
+        dtype = torch.promote_types(x_SNC.dtype, torch.float32)
+        return self.start.to(dtype, copy=True).expand(x_SNC.shape[1:])
+
+    def call_options(self, num_steps: int, gain_T: Tensor | None = None) -> dict[str, Any]:
+        """What the kernels are told beside `dynamics`; `gain_T` are the width rule's factors on the height."""
+        if self.gain != 1:
+            own_T = self.tau.new_full((num_steps,), self.gain)
+            gain_T = own_T if gain_T is None else gain_T * own_T
+        gain = {} if gain_T is None else {"gain_T": gain_T}
+        return {"surrogate": self.surrogate, "backend": self.backend, **gain}
+
+    @torch.no_grad()
+    def learn_start(self, s_TNC: Tensor, kept_NC: Tensor) -> None:
+        """`m <- 0.9 m + 0.1 mean(kept_T)` over the neurons that fired at any step; `s_TNC` without a residual."""
+        if self.start is None or not self.training:
+            return
+        fired = (s_TNC >= 0.5).any(0)  # the greater half of ASGL's soft outputs
+        both = torch.stack([kept_NC.double()[fired].sum(), fired.sum().double()])
+        total, count = both if self.replicas is None else self.replicas.sum(both)
+        self.start.lerp_((total / count.clamp_min(1)).to(self.start), 0.1)
 
     def dynamics(self) -> dict[str, Any]:
         """The neuron's equations as keyword arguments of `core.lif` and of `kernels`."""
@@ -253,36 +333,54 @@ class Neuron(nn.Module):
         kappa_T: Tensor | None = None,
         *,
         num_steps: int | None = None,
+        gain_T: Tensor | None = None,
         residual: Tensor | None = None,
         state: Tensor | None = NOT_ASKED,
     ) -> Any:
         """Spikes for a current of T steps, or of one step that stands for `num_steps` equal ones; `residual` is added
         to them.
 
-        `kappa_T` are the widths; None leaves them to the neuron's own rule. With `state` (None: rest) the answer is
-        `(spikes, state)`: what the neurons keep after the last step, to be passed into the next call.
+        `kappa_T` are the widths and `gain_T` factors on the surrogate's height; without kappa_T the neuron's own rule
+        gives both. With `state` (None: rest) the answer is `(spikes, state)`: what the neurons keep after the last
+        step, to be passed into the next call.
         """
         T = self._num_steps(i_SNC, kappa_T, num_steps)
+        self.check_threshold()
         asked = state is not NOT_ASKED
         kept_0 = state if asked else None
         if kappa_T is None:
-            kappa_T = self.kappa(i_SNC, T, kept_0)
-        if self.is_noisy:
-            return self._noisy(i_SNC, kappa_T, residual, state)
+            kappa_T, gain_T = self.kappa_and_gain(i_SNC, T, kept_0)
+        if kept_0 is None:
+            kept_0 = self.beginning(i_SNC)
+        if self.is_written:
+            return self._written(i_SNC, kappa_T, gain_T, residual, kept_0, asked)
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
-        return kernels.neuron(
+        apart = self.scaled or (self.start is not None and not asked)  # the residual is added behind the kernel
+        found = kernels.neuron(
             i_SNC,
             self.tau,
             kappa_T,
             num_steps=T,
-            residual=residual,
-            surrogate=self.surrogate,
+            residual=None if apart else residual,
             kept_0=kept_0,
-            return_state=asked,
-            backend=self.backend,
+            return_state=asked or self.start is not None,
+            **self.call_options(T, gain_T),
             **self.dynamics(),
         )
+        return self.finished(found, residual if apart else None, asked)
+
+    def finished(self, found: Any, residual: Tensor | None, asked: bool) -> Any:
+        """A kernel's spikes, or spikes and state, as the answer of a call: scaled, with a residual it did not add."""
+        s_TNC, kept_NC = found if isinstance(found, tuple) else (found, None)
+        if self.start is not None and not asked:
+            self.learn_start(s_TNC.detach(), kept_NC)
+        if self.scaled:
+            v_th = along_channels("v_th", self.v_th, s_TNC.shape, self.channel_axis(s_TNC))
+            s_TNC = (v_th * s_TNC).to(s_TNC.dtype)
+        if residual is not None:
+            s_TNC = s_TNC + residual
+        return (s_TNC, kept_NC) if asked else s_TNC
 
     def step(self, i_NC: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One timestep, for recurrent networks and streams: `s, state = neuron.step(i, state)`; None starts at rest.
@@ -300,13 +398,19 @@ class Neuron(nn.Module):
         """The widths by the neuron's own rule, 1 without a rule; without gradients there is no width, and it costs
         nothing.
         """
+        return self.kappa_and_gain(i_SNC, num_steps, kept_0)[0]
+
+    def kappa_and_gain(
+        self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`kappa`, and the rule's factors on the surrogate's height."""
         if self.width is None or not torch.is_grad_enabled():
-            return torch.ones(num_steps, device=i_SNC.device)
-        observe = partial(self.observe, i_SNC, num_steps, kept_0)
+            return torch.ones(num_steps, device=i_SNC.device), None
+        observe = partial(self.observe, i_SNC, num_steps, self.beginning(i_SNC) if kept_0 is None else kept_0)
         needs, carried = self.width.needs_batch, kept_0 is not None
         potential = potential_of(self, num_steps, (), observe, needs_batch=needs, carried=carried)
         kappa_T: Tensor = self.width(potential)
-        return kappa_T
+        return kappa_T, self.width.gain(potential, kappa_T, self.surrogate)
 
     def _num_steps(self, i_SNC: Tensor, kappa_T: Tensor | None, num_steps: int | None) -> int:
         if i_SNC.dim() < 2:
@@ -324,21 +428,16 @@ class Neuron(nn.Module):
             )
         return T
 
-    def _noisy(self, i_SNC: Tensor, kappa_T: Tensor, residual: Tensor | None, state: Any) -> Any:
-        """ASGL's training pass, by the written equations."""
-        kept_0 = None if state is NOT_ASKED else state
-        s_TNC, v_TNC, kept_NC = self._noisy_sequence(i_SNC, kappa_T, kept_0)
-        if self.watchers:
-            self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), v_TNC.detach(), kept_0))
-        s_TNC = s_TNC.to(i_SNC.dtype) if residual is None else s_TNC.to(i_SNC.dtype) + residual
-        return s_TNC if state is NOT_ASKED else (s_TNC, kept_NC)
-
-    def _noisy_sequence(
-        self, i_SNC: Tensor, kappa_T: Tensor, kept_0: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """ASGL's outputs, potentials and last kept potentials: hard and soft spikes mixed at random
-        (`core.noisy_spike`).
-        """
+    def _written(
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor,
+        gain_T: Tensor | None,
+        residual: Tensor | None,
+        kept_0: Tensor | None,
+        asked: bool,
+    ) -> Any:
+        """A pass by the written equations: ASGL's hard and soft spikes mixed at random, or a reset's own `drop`."""
         # Under autocast, too, the membrane is float32.
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         i_TNC = i_SNC.expand(kappa_T.shape[0], *i_SNC.shape[1:]).to(dtype)
@@ -348,13 +447,27 @@ class Neuron(nn.Module):
             draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
-        found = lif(i_TNC, self.tau, kappa_T, fire=fire, kept_0=kept_0, return_state=True, **self.dynamics())
-        return found[0], found[1], found[2]
+        options = {k: v for k, v in self.call_options(kappa_T.shape[0], gain_T).items() if k != "backend"}
+        s_TNC, v_TNC, kept_NC = lif(
+            i_TNC,
+            self.tau,
+            kappa_T,
+            drop=self.drop,
+            fire=fire if self.is_noisy else None,
+            kept_0=kept_0,
+            return_state=True,
+            **options,
+            **self.dynamics(),
+        )
+        if self.watchers:
+            self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), v_TNC.detach(), kept_0))
+        return self.finished((s_TNC.to(i_SNC.dtype), kept_NC), residual, asked)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
         tau, v_th = (_shown(a) for a in (self.tau, self.v_th))
         more = [f"reset={self.reset}"] * (self.reset != "hard") + ["decay_input"] * self.decay_input
+        more += ["start=mp-init"] * (self.start is not None) + ["scaled"] * self.scaled
         return ", ".join([f"tau={tau}", f"v_th={v_th}", f"surrogate={self.surrogate.name}", *more])
 
 
@@ -368,6 +481,14 @@ def _shown(value: Tensor | float) -> str:
 def _numbers(value: float | Sequence[float] | Tensor) -> Tensor:
     """In float64 on the CPU, to be looked at; a network may be built on another device, or on none (`meta`)."""
     return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+
+
+def checked_threshold(v_th: float | Sequence[float] | Tensor) -> Tensor:
+    """One threshold or one per channel, all positive."""
+    values = _numbers(v_th)
+    if values.dim() > 1 or not bool((values > 0).all() and torch.isfinite(values).all()):
+        raise InputError(f"v_th must be positive, one number or one per channel, got {v_th}. The paper uses 0.5.")
+    return values
 
 
 def _checked_decay(tau: float | Sequence[float] | Tensor) -> Tensor:

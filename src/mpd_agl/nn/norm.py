@@ -18,6 +18,8 @@ class TdBatchNorm(nn.Module):
     torch.Size([2, 4, 8, 16, 16])
     """
 
+    per_step = False
+    """Whether the affine step differs from timestep to timestep, so that the norm is built for one T."""
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -61,7 +63,7 @@ class TdBatchNorm(nn.Module):
             raise InputError(
                 "the input of a tdBN layer holds NaN or Inf while training. Check the data and the learning rate."
             )
-        if looks and count < 2:
+        if looks and bool(torch.as_tensor(count < 2).any()):
             raise InputError("batch statistics need at least 2 values per channel, got 1. Train with a larger batch.")
         # A network that was moved to bfloat16 or float16 keeps its running statistics in that type.
         self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), self.momentum)
@@ -117,3 +119,13 @@ class TdBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print(net)."""
         return f"{self.num_features}, v_th={self.v_th}, alpha={self.alpha}"
+
+
+class BatchNorm(TdBatchNorm):
+    """Plain batch norm over time, batch and space: `i = weight (x - mean)/sqrt(var + eps) + bias`, no threshold in it.
+
+    The current is N(beta, gamma^2), so Eq. 7 holds with gamma_bar in place of gamma_bar v_th.
+    """
+
+    def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(num_features, v_th=1.0, eps=eps, momentum=momentum)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
-from mpd_agl.core.mpd import Moments
+from mpd_agl.core import Surrogate
+from mpd_agl.core.mpd import Moments, WidthForm
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.moments import Potential
+from mpd_agl.nn.moments import Potential, moments_of
 
 
 class Width(nn.Module):
@@ -28,19 +29,99 @@ class Width(nn.Module):
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
 
+    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
+        """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
+        return None
+
+    def start_at(self, kappa: float) -> None:
+        """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
+        raise InputError(f"{type(self).__name__} computes its width, got kappa={kappa}. Leave it out.")
+
+
+def _positive(kappa: float) -> float:
+    if not kappa > 0:
+        raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
+    return float(kappa)
+
 
 class FixedWidth(Width):
     """kappa = 1 at every step: STBP-tdBN, and everyone's default."""
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
-        if kappa <= 0:
-            raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
-        self.kappa = kappa
+        self.kappa = _positive(kappa)
+
+    def start_at(self, kappa: float) -> None:
+        """The constant."""
+        self.kappa = _positive(kappa)
 
     def forward(self, potential: Potential) -> Tensor:
         """The constant."""
         return torch.full((potential.num_steps,), self.kappa, device=potential.tau.device)
+
+
+class SingleStepWidth(FixedWidth):
+    """kappa = 1, for a surrogate that is made for one timestep (S2NN, Suetake et al. 2023)."""
+
+    def forward(self, potential: Potential) -> Tensor:
+        """The constant; more than one timestep is refused."""
+        if potential.num_steps > 1:
+            raise InputError(
+                f"method s2nn trains networks of one timestep, got num_steps={potential.num_steps}. "
+                "Use num_steps=1 (--model.num_steps 1)."
+            )
+        return super().forward(potential)
+
+
+class ScheduledWidth(FixedWidth):
+    """Slope scheduling (Van den Berghe et al., NeurIPS 2025): the slope k rises from `first` to `last` while training.
+
+    `kappa = 2/k` of the fast sigmoid. The share of the training that is done is the buffer `progress`, in [0, 1]: a
+    training loop sets it before each step (`train.step` does; in your own loop `nn.set_progress(net, share)`). The
+    straight line between the ends is ours.
+    """
+
+    progress: Tensor
+
+    def __init__(self, first: float = 1.0, last: float = 100.0) -> None:
+        super().__init__()
+        if min(first, last) <= 0:
+            raise InputError(f"slopes must be positive, got {first} and {last}. The paper goes from 1 to 100.")
+        self.first, self.last = first, last
+        self.register_buffer("progress", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """2/k at this point of the training."""
+        slope = self.first + (self.last - self.first) * self.progress
+        return (2 / slope).to(potential.tau.device).reshape(1).expand(potential.num_steps)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"slope {self.first:g} to {self.last:g}"
+
+
+def set_progress(net: nn.Module, share: float) -> None:
+    """Tell everything in a network that follows a schedule which share of the training is done, from 0 to 1."""
+    for module in net.modules():
+        if isinstance(progress := getattr(module, "progress", None), Tensor):
+            progress.fill_(share)
+
+
+class RelativeWidth(Width):
+    """kappa = v_th, learnt with it: the surrogate is a function of v/v_th (TrSG, Kook et al. 2026; Diet-SNN, Rathi and
+    Roy 2020).
+
+    With `u = v - v_th` and a kappa that passes its gradient on, `dH/dv_th = -h - (u/kappa) h = -(v/v_th) h`: the
+    derivative of H(v/v_th).
+    """
+
+    def forward(self, potential: Potential) -> Tensor:
+        """The threshold itself."""
+        v_th = torch.as_tensor(potential.v_th, device=potential.tau.device)
+        if v_th.dim():
+            raise InputError(f"a relative width has one threshold per layer, got {len(v_th)}. Use one v_th.")
+        return v_th.reshape(1).expand(potential.num_steps)
 
 
 class LSGWidth(Width):
@@ -111,6 +192,44 @@ class QuantileWidth(Width):
         return core.quantile_width(mean_T, std_T, v_th=potential.threshold, share=self.share)
 
 
+class ChainWidth(Width):
+    """Ours: width and height apart (method `mpd-gain`).
+
+    The width lets the window hold `core.chain_share(layers)` of the neurons, the mean included: the longer the way
+    without a shortcut, the more. The height is `core.matched_gain`'s. `layers` is the number of spiking layers on the
+    longest way without a shortcut that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks
+    set it; in your own call `nn.set_chain(net, layers)`.
+    """
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        core.chain_share(layers)
+        self.layers = layers
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """Solved anew from the potential's moments."""
+        mean_T, std_T = potential.moments("exact")
+        return core.chain_width(mean_T, std_T, self.layers, v_th=potential.threshold)
+
+    @torch.no_grad()
+    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
+        """From the same moments."""
+        return core.matched_gain(*potential.moments("exact"), kappa_T, surrogate, v_th=potential.threshold)
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"layers={self.layers}"
+
+
+def set_chain(net: nn.Module, layers: int) -> None:
+    """Tell the width rules of a network how many spiking layers its longest way without a shortcut has."""
+    core.chain_share(layers)
+    for module in net.modules():
+        if isinstance(module, ChainWidth):
+            module.layers = layers
+
+
 def _within(parameter: Tensor, low: Tensor | float, high: Tensor | float | None = None) -> Tensor:
     """The parameter's value kept in [low, high], its gradient passed on unchanged: it can come back from outside."""
     value = parameter.detach()
@@ -125,9 +244,11 @@ class LearnableWidth(Width):
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
-        if kappa <= 0:
-            raise InputError(f"kappa must be positive, got {kappa}. The usual width is 1.")
-        self.kappa = nn.Parameter(torch.tensor(float(kappa)))
+        self.kappa = nn.Parameter(torch.tensor(_positive(kappa)))
+
+    def start_at(self, kappa: float) -> None:
+        """The parameter's first value."""
+        nn.init.constant_(self.kappa, _positive(kappa))
 
     def forward(self, potential: Potential) -> Tensor:
         """The parameter, kept from zero."""
@@ -144,10 +265,46 @@ class SlopeWidth(Width):
             raise InputError(f"slope must be positive, got {slope}. ASGL starts at 1.")
         self.slope = nn.Parameter(torch.tensor(float(slope)))
 
+    def start_at(self, kappa: float) -> None:
+        """The slope's first value, 1/kappa."""
+        nn.init.constant_(self.slope, 1 / _positive(kappa))
+
     def forward(self, potential: Potential) -> Tensor:
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""
         least = core.KAPPA_MIN * potential.threshold
         return (1 / _within(self.slope, least, 1 / least)).reshape(1).expand(potential.num_steps)
+
+
+class AtgoWidth(Width):
+    """DS-ATGO (Jiang et al. 2026): `k0 (1 + tanh(theta_t - V_th))`, theta_t the threshold that the batch gives.
+
+    `form="sigma"` has the potential's standard deviation in theta's place, as the published code does. The neuron
+    asks for it where it has measured both (`nn.rivals.AtgoNeuron`); a plot or a monitor asks with a batch's sums.
+    """
+
+    needs_batch = True
+
+    def __init__(self, form: WidthForm = "threshold", width: float = 1.0) -> None:
+        super().__init__()
+        self.form, self.width = form, width
+
+    def of(self, theta_T: Tensor, std_T: Tensor, v_th: Tensor | float) -> Tensor:
+        """From thresholds and deviations per timestep."""
+        return core.atgo_width(theta_T, std_T, v_th=float(v_th), width=self.width, form=self.form)
+
+    @torch.no_grad()
+    def forward(self, potential: Potential) -> Tensor:
+        """From the moments of a batch; without one the width at theta = V_th."""
+        if potential.batch is None:
+            return torch.full((potential.num_steps,), self.width, device=potential.tau.device)
+        mean_T, var_T = moments_of(potential.batch)
+        n = potential.batch.values
+        std_T = (var_T * (n / max(n - 1, 1))).sqrt()
+        return self.of(mean_T + std_T, std_T, potential.threshold).float()
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"form={self.form}"
 
 
 class DeepTAGEWidth(Width):

@@ -1,1 +1,1 @@
-"""The paper as commands: one file per table or figure, and the numbers that the paper quotes."""
+"""The paper and docs/evidence.md as commands: one file per table, figure or study, and the numbers the paper quotes."""

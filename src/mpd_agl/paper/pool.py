@@ -2,16 +2,25 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpd_agl.errors import InputError
-from mpd_agl.records import TornRecord, read_record
+from mpd_agl.records import RunRecord, TornRecord, read_record
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.resolve import flatten, resolve
+from mpd_agl.runs.resolve import flatten, merge, nest, resolve
 from mpd_agl.train.observe import Display
-from mpd_agl.train.runfolder import MARK
+from mpd_agl.train.runfolder import MARK, in_use
+
+NOT_FINITE = "training stopped at epoch"
+"""How the loop's sentence about a value that is not finite begins."""
+
+
+def guess(record: RunRecord) -> float:
+    """The accuracy of guessing on a run's data."""
+    return 1 / len(record.data["classes"])
 
 
 def run_name(config: RunConfig) -> str:
@@ -37,29 +46,71 @@ class Pool:
         """Where a configuration's run is or will be."""
         return self.folder / run_name(config)
 
-    def finished(self, config: RunConfig) -> bool:
-        """Whether its run is done; refuses a folder that holds another run than its name says."""
+    def record(self, config: RunConfig) -> RunRecord | None:
+        """Its run's record, where there is one; refuses a folder that holds another run than its name says."""
         path = self.path(config)
         if not (path / "record.json").is_file():
-            return False
+            return None
         try:
             record = read_record(path / "record.json")
         except TornRecord:  # its run's resume writes it anew
-            return False
+            return None
         if _counted(resolve(record.config)) != _counted(config):
             raise InputError(
                 f"{path} holds a run of another configuration. Move it away, or choose another --runs-dir."
             )
-        return record.status == "finished"
+        return record
+
+    def finished(self, config: RunConfig) -> bool:
+        """Whether its run is done."""
+        record = self.record(config)
+        return record is not None and record.status == "finished"
+
+    def diverged(self, config: RunConfig) -> bool:
+        """Whether its run ended because a loss, a gradient or a current was not finite: it would end so again."""
+        record = self.record(config)
+        return record is not None and record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
+
+    def ended(self, config: RunConfig) -> bool:
+        """Finished or diverged: nothing is left to train."""
+        return self.finished(config) or self.diverged(config)
+
+    def score(self, config: RunConfig) -> tuple[float, float]:
+        """Accuracy and loss of an ended run after its last epoch; guessing and infinity where it diverged."""
+        record = self.record(config)
+        assert record is not None
+        if record.final is None:
+            return guess(record), math.inf
+        return float(record.final["test_accuracy"]), float(record.final["test_loss"])
 
     def begun(self, config: RunConfig) -> bool:
         """Whether there is something to continue."""
         return (self.path(config) / MARK).is_file()
 
+    def needed_by(self, config: RunConfig) -> dict[str, RunConfig]:
+        """The runs that must be finished before this one, by the field that names their folders.
+
+        A teacher is the same run as an ANN; adversarial fine-tuning starts from the same run without the adversary.
+        """
+        plain = {"loss": config.loss.model_copy(update={"name": "ce"})}
+        if config.loss.name in ("ltl", "distill") and not config.loss.teacher:
+            ann = config.model.model_copy(update={"ann": True})
+            return {"loss.teacher": config.model_copy(update={**plain, "model": ann})}
+        if config.loss.name == "robust" and not config.model.weights:
+            return {"model.weights": config.model_copy(update=plain)}
+        return {}
+
     def train(self, config: RunConfig, display: Display) -> None:
-        """Start or continue a run."""
+        """Start or continue a run; what it builds on is trained first."""
         from mpd_agl.runs.training import resume, start
 
+        path = self.path(config)
+        for field, first in self.needed_by(config).items():
+            if not self.finished(first):
+                self.train(first, display)
+            table = merge(config.model_dump(mode="json"), nest({field: str(self.path(first))}))
+            config = resolve(table)
+        assert self.path(config) == path  # folders do not count
         if self.begun(config):
             free = {k: v for k, v in flatten(config.model_dump()).items() if k in FREE_ON_RESUME}
             resume(self.path(config), free, display)
@@ -67,21 +118,34 @@ class Pool:
             start(config, self.path(config), display)
 
     def train_all(
-        self, configs: Sequence[RunConfig], display: Callable[[], Display], say: Callable[[str], None]
+        self,
+        configs: Sequence[RunConfig],
+        display: Callable[[], Display],
+        say: Callable[[str], None],
+        *,
+        partial: bool = False,
     ) -> int:
         """Train what is not finished, each once.
 
-        A run that fails does not stop the others, but then nothing is shown.
+        A run that fails does not stop the others, but then nothing is shown. `partial`: a run that diverges counts as
+        ended, and a run that another process trains is left to it.
         """
         wanted = {run_name(c): c for c in configs}
-        missing = [c for c in wanted.values() if not self.finished(c)]
+        done = self.ended if partial else self.finished
+        missing = [c for c in wanted.values() if not done(c)]
         failed: list[str] = []
         for i, config in enumerate(missing, 1):
+            if partial and (in_use(self.path(config)) or done(config)):
+                say(f"run {i} of {len(missing)} is another process's: {run_name(config)}")
+                continue
             what = "continues" if self.begun(config) else "starts"
             say(f"run {i} of {len(missing)} {what}: {run_name(config)}")
             try:
                 self.train(config, display())
             except InputError as error:
+                if partial and self.diverged(config):
+                    say(f"run {i} of {len(missing)} counts as guessing: {error}")
+                    continue
                 if not self.begun(config):  # no data, say: it would hit the others as well
                     raise InputError(f"{run_name(config)} cannot start: {error}") from None
                 failed.append(f"{run_name(config)}: {error}")

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.paper.study import Study, Variant
+from mpd_agl.paper.study import TUNED, Study, Variant, split_method
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.runs.resolve import flatten, merge, nest, read_preset, resolve
 
 SCALES = {
     "paper": "the paper's settings; needs a GPU",
-    "cpu": "narrow networks, subsets, few epochs: each experiment ends within 2 hours on 2 cores",
+    "cpu": "narrow networks, subsets, few epochs, for 2 cores; --list tells how long each takes",
     "smoke": "tiny networks on the embedded digits: seconds, for tests; the numbers mean nothing",
 }
 Flat = dict[str, Any]
@@ -39,6 +39,10 @@ _LARGE = ("vgg11", "vgg13", "vgg16")
 def table_at(variant: Variant, study: Study, scale: str) -> Flat:
     """A variant's values at a scale, by dotted name, without method and seed."""
     recipe = flatten(merge(read_preset(variant.preset), nest(variant.changes)))
+    if study.protocol and scale in SCALES:
+        thin = {"model.width_mult": 0.25 if recipe["model.name"] == "plain" else _SMOKE_ALL["model.width_mult"]}
+        own = {"cpu": {}, "smoke": _SMOKE_ALL | thin | {"data.name": "mnist5k"}, "paper": _full(recipe)}
+        return recipe | own[scale] | dict(variant.fixed)
     events = recipe["data.name"] == "cifar10dvs"
     if scale == "cpu":
         recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
@@ -52,12 +56,20 @@ def table_at(variant: Variant, study: Study, scale: str) -> Flat:
     return recipe
 
 
+def _full(recipe: Flat) -> Flat:
+    """A recipe of the protocol at full size: all channels, all samples, the paper's epochs."""
+    epochs = 150 if recipe["data.name"].startswith("cifar") else 12
+    return {"model.width_mult": 1.0, "data.train_samples": 0, "data.test_samples": 0, "train.epochs": epochs}
+
+
 def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Mapping[str, Any]) -> RunConfig:
     """A variant's run at a scale; `changes` are the user's, by dotted name."""
     for name in ("method", "seed"):
         if name in changes:
             raise InputError(f"--{name} does not go with reproduce, which trains several. Use --{name}s.")
-    table = table_at(variant, study, scale) | dict(changes) | {"method": variant.method, "seed": seed}
+    method, options = split_method(variant.method)
+    options = {name: value for name, value in options.items() if value != TUNED}
+    table = table_at(variant, study, scale) | options | dict(changes) | {"method": method, "seed": seed}
     return resolve(nest(table), given=changes)
 
 
@@ -80,7 +92,7 @@ _NAMES = {
 def departures(variants: Iterable[Variant], study: Study, scale: str, changes: Mapping[str, Any]) -> list[str]:
     """Where the runs depart from the paper's recipes, per recipe; empty at the paper's scale."""
     by_recipe: dict[str, dict[str, None]] = {}
-    for variant in variants:
+    for variant in () if study.protocol else variants:
         ours = flatten(config_at(variant, study, scale, 0, changes).model_dump())
         paper = flatten(config_at(variant, study, "paper", 0, {}).model_dump())
         words = [

@@ -1,13 +1,17 @@
-"""The paper's tables and figures by name, in the order in which they share most runs."""
+"""Tables, figures and studies by name, in the order in which they share most runs."""
 
 from mpd_agl.errors import unknown_name
 from mpd_agl.paper import (
+    depth,
+    descent,
     fig_affine,
     fig_availability,
     fig_firing_rate,
     fig_robustness,
     fig_surrogates,
     fig_theorem1,
+    ridge,
+    stress,
     table1,
     table2,
     table3,
@@ -28,6 +32,10 @@ STUDIES: dict[str, Study] = {
         fig_robustness,
         table1,
         table4,
+        ridge,
+        depth,
+        stress,
+        descent,
     )
 }
 

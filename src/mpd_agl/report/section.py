@@ -27,6 +27,8 @@ class PageSection:
     notes: list[str] = field(default_factory=list)
     small: bool = False
     """Panels that may stand more to a row."""
+    details: Table | None = None
+    """A longer table behind the notes; in the Markdown alone."""
 
 
 def share(value: float, digits: int = 1) -> str:
@@ -50,6 +52,7 @@ def markdown(section: PageSection, figures: Sequence[str] = ()) -> str:
     if section.table is not None:
         parts.append(_table(section.table))
     parts += section.notes
+    parts += [_table(section.details)] if section.details is not None else []
     return "\n\n".join(parts) + "\n"
 
 

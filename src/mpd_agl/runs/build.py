@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,11 +21,13 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig, check_processes
+from mpd_agl.runs.objectives import build_objective, start_from
 from mpd_agl.runs.own_network import OPTIONS, OwnNetwork, call_factory, check_network, is_own
 from mpd_agl.runs.resolve import OWN, augment_steps, data_set, flatten
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import build_loss
+from mpd_agl.train.objectives import Objective
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.rng import seed_all
 from mpd_agl.train.step import Ema, Stepper
@@ -48,6 +50,13 @@ class BuiltRun:
     net: Network | OwnNetwork
     stepper: Stepper
     """Optimizer, loss and average around the network, on its device and with its ranks."""
+    started: dict[str, str] = field(default_factory=dict)
+    """The weights that the network started from, where they were not drawn."""
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What the result follows from beside configuration and data: a teacher, weights to start from."""
+        return {**self.started, **(self.stepper.objective.facts if self.stepper.objective else {})}
 
     @property
     def scored(self) -> str:
@@ -74,6 +83,7 @@ class BuiltRun:
         fixed = {k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
         data = {split: {k: v for k, v in self.facts[split].items() if k != "source"} for split in ("train", "test")}
         own = [self.net.facts] if isinstance(self.net, OwnNetwork) else []
+        own += [self.beside] if self.beside else []
         return hashlib.sha256(records.canonical([fixed, self.backend, data, *own])).hexdigest()
 
     @property
@@ -85,8 +95,9 @@ class BuiltRun:
     def network(self) -> dict[str, Any]:
         """What a record says about the network."""
         if isinstance(self.net, OwnNetwork):
-            return {"parameters": self.parameters, **self.net.facts}
-        return {"parameters": self.parameters, "macs_per_step": sum(layer.macs for layer in count_operations(self.net))}
+            return {"parameters": self.parameters, **self.net.facts, **self.beside}
+        macs = sum(layer.macs for layer in count_operations(self.net))
+        return {"parameters": self.parameters, "macs_per_step": macs, **self.beside}
 
     @property
     def title(self) -> str:
@@ -128,8 +139,12 @@ def build_run(
         x, _ = test.make(np.arange(min(2, len(sets[1]))), 0)
         check_network(net, x.to(device), len(sets[0].classes))
         backend = net.backend(device)
-    stepper = build_stepper(config, net, device, ranks)
-    return BuiltRun(config=config, backend=backend, sets=sets, train=train, test=test, net=net, stepper=stepper)
+    started = start_from(config, net)
+    objective = build_objective(config, net, sets[0], device)
+    stepper = build_stepper(config, net, device, ranks, objective)
+    return BuiltRun(
+        config=config, backend=backend, sets=sets, train=train, test=test, net=net, stepper=stepper, started=started
+    )
 
 
 def build_data(
@@ -294,7 +309,7 @@ def build_test_loader(config: RunConfig, test: ArraySet, ranks: Ranks = ALONE) -
 
 def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_classes: int) -> Network:
     """The network, its weights drawn from the run's seed."""
-    options = config.model.model_dump(exclude={"name", "surrogate"})
+    options = config.model.model_dump(exclude={"name", "surrogate", "weights"})
     surrogate = None if config.model.surrogate == "auto" else config.model.surrogate
     seed_all(config.seed)
     return create_model(
@@ -347,14 +362,22 @@ def network_for(config: RunConfig, data: ArraySet) -> Network:
     return build_network(config, in_channels=channels, image_size=height, num_classes=len(data.classes))
 
 
-def build_stepper(config: RunConfig, net: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> Stepper:
-    """Optimizer, loss and average around a network; several ranks share its batches."""
+def build_stepper(
+    config: RunConfig,
+    net: nn.Module,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    objective: Objective | None = None,
+) -> Stepper:
+    """Optimizer, loss or objective, and average around a network; several ranks share its batches."""
     t = config.train
+    learns = objective is not None and any(True for _ in objective.parameters())
+    trained = nn.ModuleList([net, objective]) if objective is not None and learns else net
     if ranks.world > 1:
         share_batch(net, kernels.Replicas())
     return Stepper(
         net,
-        build_optimizer(net, config.optim, fused=device.type != "cpu"),
+        build_optimizer(trained, config.optim, fused=device.type != "cpu"),
         build_loss(config.loss),
         device=device,
         precision=t.precision,
@@ -362,6 +385,7 @@ def build_stepper(config: RunConfig, net: nn.Module, device: torch.device, ranks
         clip_norm=config.optim.clip_norm,
         ema=Ema(net, t.ema) if t.ema else None,
         ranks=ranks,
+        objective=objective,
     )
 
 

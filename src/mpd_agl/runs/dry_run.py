@@ -189,7 +189,8 @@ def random_set(config: RunConfig, split: str, count: int) -> ArraySet:
     """Random values in the place of a data set's samples, at most as many as are measured."""
     spec = data_set(config)
     height, width, channels = spec.shape
-    shape: tuple[int, ...] = (height, width, channels)
+    side = config.data.image_size
+    shape: tuple[int, ...] = (side or height, side or width, channels)
     if spec.kind == "events":
         shape = (config.model.num_steps, config.data.frame_size, config.data.frame_size, channels)
     count = min(count, MOST_STEPS * config.train.batch_size)

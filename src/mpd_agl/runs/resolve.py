@@ -190,12 +190,28 @@ def conflicts(config: RunConfig) -> list[str]:
         Augmentation(augment_steps(config), data_set(config).mean)
     except InputError as error:
         found.append(f"data.augment: {error}")
-    own = None if config.method == OWN else get_method(config.method).surrogate
+    method = None if config.method == OWN else get_method(config.method)
+    own = None if method is None else method.surrogate
+    if method is not None and not config.model.ann and 0 < method.max_steps < config.model.num_steps:
+        found.append(
+            f"method {config.method!r} trains at most {method.max_steps} timestep, got model.num_steps "
+            f"{config.model.num_steps}. Use --model.num_steps {method.max_steps}."
+        )
     if own and config.model.surrogate not in ("auto", own):
         found.append(
             f"model.surrogate: method {config.method!r} has its own surrogate {own!r}, "
             f"got {config.model.surrogate!r}. Leave it out."
         )
+    if config.loss.robust_step > config.loss.robust_eps:
+        found.append(
+            f"loss.robust_step is a part of loss.robust_eps, got {config.loss.robust_step:g} of "
+            f"{config.loss.robust_eps:g}. Use a smaller step."
+        )
+    if config.model.kappa != 1 and config.method != OWN:
+        try:
+            get_method(config.method).width().start_at(config.model.kappa)
+        except InputError as error:
+            found.append(f"model.kappa: method {config.method!r}: {error}")
     if config.optim.warmup_epochs >= config.train.epochs:
         found.append(
             "optim.warmup_epochs must be less than train.epochs, "

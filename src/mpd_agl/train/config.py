@@ -38,12 +38,32 @@ class OptimConfig(ConfigTable):
 class LossConfig(ConfigTable):
     """What is minimised."""
 
-    name: Literal["ce", "tet"] = "ce"
-    """`ce`: cross-entropy of the mean output; `tet`: of each timestep's output (Deng et al. 2022)."""
+    name: Literal["ce", "tet", "distill", "ltl", "shortcut-heads", "robust"] = "ce"
+    """`ce`: cross-entropy of the mean output; `tet`: of each timestep's output (Deng et al. 2022).
+
+    Beside `ce`: `distill` follows a teacher's outputs, `ltl` its layers (Yang et al. 2022), `shortcut-heads` adds heads
+    on inner layers (ours), `robust` trains against RFGSM (Ozdenizci et al. 2024).
+    """
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     tet_lambda: float = Field(default=1e-3, ge=0, le=1)
     """Share of TET's second term, MSE of the outputs against `tet_target`."""
     tet_target: float = 1.0
+    teacher: str = ""
+    """distill, ltl: the run of the same network as an ANN."""
+    distill_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the teacher's term."""
+    distill_temperature: float = Field(default=3.0, gt=0)
+    """What both outputs are divided by."""
+    ltl_weight: float = Field(default=1.0, ge=0)
+    """Weight of each layer's term."""
+    head_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the heads at the start; it falls to 0."""
+    robust_eps: float = Field(default=2 / 255, gt=0, le=1)
+    """Largest change of a pixel (0 to 1)."""
+    robust_step: float = Field(default=1 / 255, gt=0, le=1)
+    """Its random part."""
+    robust_weight: float = Field(default=2.0, ge=0)
+    """Weight of the KL divergence between attacked and clean outputs."""
 
 
 class LoopConfig(ConfigTable):

@@ -61,8 +61,11 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     between: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
+    attack: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
 ) -> Evaluation:
     """Run the network over all batches, in evaluation mode for that time; `between` is called after each and may raise.
+
+    An `attack` changes each batch first (`attacks.build_attack`).
 
     Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's
     figures.
@@ -74,8 +77,9 @@ def evaluate(
         with batches.epoch(0) as epoch:
             for x, y in epoch:
                 if len(y):  # a rank's share of a small batch can be empty
+                    x = x.to(device)
                     with autocast():
-                        output = net(x.to(device))
+                        output = net(x if attack is None else attack(net, x, y.to(device)))
                     logits_NK = mean_output(output).cpu()
                     K = logits_NK.shape[1]
                     if not confusion.numel():

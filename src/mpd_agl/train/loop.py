@@ -146,7 +146,8 @@ class Trainer:
         p = self.progress
         looking = [observer.before(p.step) for observer in self.observers]
         try:
-            self.stepper.step(x.to(self.device), y.to(self.device))
+            done = p.step / max(1, self.run.config.train.epochs * len(self.run.train))
+            self.stepper.step(x.to(self.device), y.to(self.device), done)
         except (
             InputError
         ) as error:  # a layer refuses what it is given; where ranks share a batch, it does so on all of them
@@ -258,8 +259,10 @@ class Trainer:
         self._tick()
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self.net.state_dict(),
-            "optimizer": pack_optimizer(stepper.optimizer, self.net),
+            "optimizer": pack_optimizer(stepper.optimizer, self.net, stepper.objective),
         }
+        if stepper.objective is not None and (own := stepper.objective.state_dict()):
+            tensors["objective"] = own
         if stepper.ema is not None:
             tensors["ema"] = stepper.ema.net.state_dict()
         state = {
@@ -282,7 +285,9 @@ class Trainer:
             raise InputError("it was written by a run with another configuration")
         stepper = self.stepper
         self.net.load_state_dict(saved.tensors["model"])
-        unpack_optimizer(stepper.optimizer, self.net, saved.tensors["optimizer"])
+        unpack_optimizer(stepper.optimizer, self.net, saved.tensors["optimizer"], stepper.objective)
+        if stepper.objective is not None and "objective" in saved.tensors:
+            stepper.objective.load_state_dict(saved.tensors["objective"])
         if stepper.ema is not None:
             stepper.ema.net.load_state_dict(saved.tensors["ema"])
         stepper.scaler.load_state_dict(saved.state["scaler"])

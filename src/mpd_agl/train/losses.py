@@ -32,6 +32,23 @@ def tet(o_TNK: Tensor, y_N: Tensor, lambda_: float = 1e-3, target: float = 1.0, 
     return (1 - lambda_) * each + lambda_ * (o - target).square().mean()
 
 
+def distillation(o_NK: Tensor, wanted_NK: Tensor, temperature: float = 3.0) -> Tensor:
+    """`T^2 KL(softmax(wanted/T), softmax(o/T))`, the mean over samples (Hinton et al. 2015)."""
+    log_p, q = F.log_softmax(o_NK / temperature, 1), F.softmax(wanted_NK / temperature, 1)
+    return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
+
+
+def local_target(a: Tensor, share: float = 0.999) -> Tensor:
+    """LTL's target of a layer (Yang et al. 2022): `clamp(a/P, 0, 1)`, P the activation that `share` of all are under.
+
+    >>> local_target(torch.arange(11.0), share=0.5)
+    tensor([0.0000, 0.2000, 0.4000, 0.6000, 0.8000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    """
+    flat = a.flatten()
+    scale = flat.kthvalue(1 + round(share * (flat.numel() - 1))).values
+    return (a / scale.clamp_min(1e-12)).clamp(0, 1)
+
+
 def check_labels(y_N: Tensor, num_classes: int) -> None:
     """Refuse labels that are no class numbers.
 

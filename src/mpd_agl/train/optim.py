@@ -52,12 +52,20 @@ def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
     return 0.5 * config.lr * (1 + math.cos(math.pi * done))
 
 
-def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
+def _named(net: nn.Module, more: nn.Module | None) -> dict[str, nn.Parameter]:
+    """The parameters of a network, and those that are trained beside it."""
+    beside = {} if more is None else {f"objective.{name}": p for name, p in more.named_parameters()}
+    return {**dict(net.named_parameters()), **beside}
+
+
+def pack_optimizer(
+    optimizer: torch.optim.Optimizer, net: nn.Module, more: nn.Module | None = None
+) -> dict[str, Tensor]:
     """Momenta and the like as tensors `<what>:<parameter>`, for safetensors.
 
-    Learning rates follow from the configuration.
+    Learning rates follow from the configuration. `more` is what is trained beside the network.
     """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in _named(net, more).items()}
     return {
         f"{what}:{names[parameter]}": value if isinstance(value, Tensor) else torch.tensor(value)
         for parameter, state in optimizer.state.items()
@@ -67,9 +75,11 @@ def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str
 
 
 @torch.no_grad()
-def unpack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def unpack_optimizer(
+    optimizer: torch.optim.Optimizer, net: nn.Module, tensors: Mapping[str, Tensor], more: nn.Module | None = None
+) -> None:
     """Put the state back, each tensor in its parameter's memory layout."""
-    parameters = dict(net.named_parameters())
+    parameters = _named(net, more)
     optimizer.state.clear()
     for key, value in tensors.items():
         what, _, name = key.partition(":")

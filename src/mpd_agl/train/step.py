@@ -19,6 +19,7 @@ from mpd_agl.data.share import part_sizes
 from mpd_agl.errors import InputError
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import Loss, correct
+from mpd_agl.train.objectives import Objective
 
 BATCH_AXIS = -4
 """Of images (N, C, H, W) and frames (T, N, C, H, W) alike."""
@@ -73,7 +74,7 @@ class Stepper:
 
     `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is
     autocast's. Several `ranks` each bring their share of the batch, and all make the step that one process would make
-    on the whole of it.
+    on the whole of it. An `objective` takes the place of `loss` where more than the output is needed.
     """
 
     def __init__(
@@ -89,15 +90,19 @@ class Stepper:
         ema: Ema | None = None,
         ranks: Ranks = ALONE,
         read_every: int = 0,
+        objective: Objective | None = None,
     ) -> None:
         self.net, self.optimizer, self.loss, self.device = net, optimizer, loss, device
-        self.accumulate, self.clip_norm, self.ema = accumulate, clip_norm, ema
+        self.accumulate, self.clip_norm, self.ema, self.objective = accumulate, clip_norm, ema, objective
         self.read_every = read_every or (1 if device.type == "cpu" else READ_EVERY)
         """After so many steps a loop reads them."""
         check_precision(precision, device)
         self.dtype: torch.dtype = getattr(torch, precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
-        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        more = [] if objective is None else objective.parameters()
+        self.parameters = [p for p in (*net.parameters(), *more) if p.requires_grad]
+        schedules = (getattr(module, "progress", None) for module in net.modules())
+        self._schedules = [progress for progress in schedules if isinstance(progress, Tensor)]
         self.ranks, self.model = ranks, ranks.parallel(net, device)
         self._bad = torch.zeros((), device=device)  # 1 from the first step on that was not finite
         self._unread: list[tuple[Tensor, int]] = []  # per step its figures and the number of samples
@@ -117,9 +122,16 @@ class Stepper:
         self.step(x, y)
         return self.read()[-1]
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """Train on a batch; `read` gives the result."""
+    def step(self, x: Tensor, y: Tensor, progress: float = 0.0) -> None:
+        """Train on a batch; `read` gives the result.
+
+        `progress` is the share of the run that is done. A module with a buffer of that name follows a schedule by it.
+        """
         ranks = self.ranks
+        for schedule in self._schedules:
+            schedule.fill_(progress)
+        if self.objective is not None:
+            self.objective.progress = progress
         N = int(ranks.sum([y.shape[0]])[0])
         self.optimizer.zero_grad(set_to_none=True)
         sizes = part_sizes(N, self.accumulate, ranks.rank, ranks.world)
@@ -128,8 +140,13 @@ class Stepper:
         for k, (x_part, y_part) in enumerate(zip(self._parts, torch.split(y, sizes), strict=True)):
             with self._reducing(k == len(sizes) - 1):
                 with self.autocast():
-                    output = self.model(x_part)
-                if len(y_part):
+                    if self.objective is None or not len(y_part):
+                        output = self.model(x_part)
+                    else:
+                        output, loss = self.objective(self.model, x_part, y_part)
+                if self.objective is not None and len(y_part):
+                    loss = loss * (y_part.shape[0] / N)
+                elif len(y_part):
                     loss = self.loss(output, y_part) * (y_part.shape[0] / N)
                 else:
                     loss = output.sum() * 0.0  # this rank's share is empty; the others wait for its part in their sums

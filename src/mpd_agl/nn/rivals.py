@@ -1,0 +1,161 @@
+"""Neurons of published rivals. Where a rival is a LIF or PLIF with other options, it is a function that makes one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpd_agl.core import atgo
+from mpd_agl.core.atgo import mean_and_std
+from mpd_agl.core.mpd import WidthForm
+from mpd_agl.errors import InputError
+from mpd_agl.nn.moments import CAPACITY, PotentialSums
+from mpd_agl.nn.neuron import LIF, NOT_ASKED, PLIF, Pass, checked_threshold
+from mpd_agl.nn.width import AtgoWidth, RelativeWidth
+
+
+class TrSGNeuron(PLIF):
+    """TrSG (Kook et al., WACV 2026, arXiv 2511.08708): `v += (i - v)/tau'`, soft reset, `theta = softplus(p)` learnt.
+
+    The output is `theta s`, the surrogate a rectangle over (theta/2, 3 theta/2), so that d out/dv = 1 inside it for any
+    theta. Our `tau`, what is kept, is `1 - 1/tau'`, learnt as well. The method's `start="mp-init"` is `Neuron`'s.
+
+    >>> TrSGNeuron(v_th=2.0)(torch.tensor([[[3.0]], [[4.0]]]))
+    tensor([[[2.]],
+    <BLANKLINE>
+            [[2.]]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, **options: Any) -> None:
+        fixed = {"reset": "soft", "decay_input": True, "scaled": True}
+        super().__init__(**{"width": RelativeWidth(), **options, **fixed})
+
+    def _set_threshold(self, v_th: Any, learn: bool) -> None:
+        value = checked_threshold(v_th)
+        if value.dim():
+            raise InputError(f"TrSG learns one threshold per layer, got {v_th}. Give one number.")
+        self.p = nn.Parameter(torch.tensor(float(value.expm1().log())))  # softplus(p) = v_th
+
+    @property
+    def v_th(self) -> Tensor:  # type: ignore[override]
+        """The threshold, `softplus(p)`: never zero or less."""
+        return F.softplus(self.p)
+
+
+def diet_neuron(**options: Any) -> PLIF:
+    """Diet-SNN (Rathi and Roy 2020): leak and threshold learnt per layer, surrogate `0.3 max(0, 1 - |v/theta - 1|)`.
+
+    The surrogate is of v/theta, so its derivative by v is `0.3/theta` at the threshold: our triangle of width theta
+    with gain 0.3. Soft reset, no gradient through its spike. The published code learns the leak as it is; ours is
+    `sigmoid(rho)`, which stays between 0 and 1.
+    """
+    fixed: dict[str, Any] = {"reset": "soft", "learn_v_th": True, "gain": 0.3, "detach_reset": True}
+    return PLIF(**{"width": RelativeWidth(), **options, "surrogate": "triangular", **fixed})
+
+
+def mpr_neuron(**options: Any) -> LIF:
+    """MPR (Guo et al. 2022): the potential is rectified before it fires; a soft reset takes 1 off the one that is not.
+
+    The rectified potential crosses 1/2 where the potential does, so only the surrogate knows of it (`core.MPR`). It is
+    defined for v_th = 1/2.
+    """
+    v_th = options.pop("v_th", 0.5)
+    if v_th != 0.5:
+        raise InputError(f"method mpr rectifies around the threshold 0.5, got v_th={v_th}. Use v_th=0.5.")
+    return LIF(**{**options, "surrogate": "mpr", "reset": "soft", "drop": 1.0})
+
+
+class AtgoNeuron(PLIF):
+    """DS-ATGO (Jiang et al. 2026): PLIF that fires at `theta_t = mean(v_t) + std(v_t)` of the layer and batch at hand.
+
+    A running average of theta_t per timestep, with momentum 0.1 from V_th on, is a buffer and serves evaluation. The
+    last timestep that was trained stands for those behind it. V_th is `v_th`. Width: `form`, see `core.atgo_width`.
+    """
+
+    sets_width = True
+    """A block leaves kappa_T to this neuron, which measures what the rule needs."""
+    theta: Tensor
+    steps: Tensor
+
+    def __init__(self, form: WidthForm = "threshold", **options: Any) -> None:
+        super().__init__(**{"width": AtgoWidth(form), **options})
+        self.measured = None  # it measures its own
+        if self.reset != "hard" or not isinstance(self.v_th, float) or self.decay_input or self.start is not None:
+            raise InputError(
+                "method ds-atgo has a hard reset, one V_th, a current that is not decayed, and starts at rest. "
+                "Leave those options out."
+            )
+        self.register_buffer("theta", torch.full((CAPACITY,), self.v_th))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def running(self, num_steps: int) -> Tensor:
+        """theta_T of evaluation."""
+        last = (self.steps - 1).clamp_min(0)
+        return self.theta[torch.minimum(torch.arange(num_steps, device=last.device), last)]
+
+    def statistics(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a layer's potentials, over all processes that share the batch."""
+        if self.replicas is None or not self.training:
+            return mean_and_std(v)
+        w = v.double()
+        sums = self.replicas.sum(torch.stack([w.sum(), w.square().sum(), w.new_tensor(float(w.numel()))]))
+        total, square, count = sums.unbind()
+        mean = total / count
+        std = ((square / count - mean * mean).clamp_min(0) * count / (count - 1)).sqrt()
+        return mean.to(v.dtype), std.to(v.dtype)
+
+    def forward(
+        self,
+        i_SNC: Tensor,
+        kappa_T: Tensor | None = None,
+        *,
+        num_steps: int | None = None,
+        gain_T: Tensor | None = None,
+        residual: Tensor | None = None,
+        state: Tensor | None = NOT_ASKED,
+    ) -> Tensor:
+        """Spikes of T steps at the batch's own thresholds while training, at the running ones in evaluation."""
+        if state is not NOT_ASKED:
+            raise InputError(
+                "method ds-atgo has a threshold per timestep, and a state does not tell its timestep. "
+                "Run all timesteps in one call, without state."
+            )
+        if gain_T is not None:
+            raise InputError("method ds-atgo sets its surrogate itself, got gain_T. Leave it out.")
+        T = self._num_steps(i_SNC, kappa_T, num_steps)
+        dtype = torch.promote_types(i_SNC.dtype, torch.float32)
+        rule = self.width
+        assert isinstance(rule, AtgoWidth)
+        found = atgo(
+            i_SNC.expand(T, *i_SNC.shape[1:]).to(dtype),
+            self.tau,
+            v_th=float(self.v_th),
+            width=rule.width,
+            form=rule.form,
+            theta_T=None if self.training else self.running(T),
+            surrogate=self.surrogate,
+            detach_reset=self.detach_reset,
+            statistics=self.statistics,
+        )
+        if self.training:
+            self._keep(found.theta_T)
+        if self.watchers:
+            self.show(Pass(i_SNC, None, found.kappa_T, True, found.v_T.detach(), theta_T=found.theta_T))
+        s_TNC = found.s_T.to(i_SNC.dtype)
+        return s_TNC if residual is None else s_TNC + residual
+
+    @torch.no_grad()
+    def _keep(self, theta_T: Tensor) -> None:
+        """Move the running thresholds by a tenth."""
+        T = min(len(theta_T), CAPACITY)
+        self.theta[:T].lerp_(theta_T[:T].to(self.theta.dtype), 0.1)
+        self.steps.clamp_(min=T)
+
+    @torch.no_grad()
+    def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
+        """The sums of the potentials at the thresholds that a pass would have."""
+        theta_T = None if self.training else self.running(num_steps)
+        i_TNC = i_SNC.expand(num_steps, *i_SNC.shape[1:])
+        v_TM = atgo(i_TNC, self.tau, theta_T=theta_T, statistics=self.statistics).v_T.flatten(1).double()
+        return PotentialSums(v_TM.shape[1], v_TM.sum(1), v_TM.square().sum(1))

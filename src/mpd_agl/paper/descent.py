@@ -1,0 +1,309 @@
+"""What makes a width good: how far the loss falls along the gradient it gives, and what each layer passes on."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+from torch import Tensor
+
+from mpd_agl import records
+from mpd_agl.models import Network
+from mpd_agl.paper import smoothed
+from mpd_agl.paper.descent_measure import FACTORS, STEPS, Batch, measure
+from mpd_agl.paper.evidence import FIXED, METHODS, OPTIMIZERS, variant
+from mpd_agl.paper.grouped_bars import colour, style_of
+from mpd_agl.paper.study import REFERENCE, Group, Study, Variant, label
+from mpd_agl.report import draw
+from mpd_agl.report.draw import Panel
+from mpd_agl.report.runs import Run
+from mpd_agl.report.section import PageSection, Table
+from mpd_agl.runs import build
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import resolve
+from mpd_agl.train import checkpoint
+
+NETWORKS = {"cnn8": "CNN-8", "plain16": "plain, 16 layers", "resnet19": "ResNet-19"}
+RULES = tuple(m for m in METHODS if m not in ("psg", "stbp-tdbn@kappa=best"))
+"""PSG's widths are learnt, so they have no value on another rule's weights."""
+BATCHES = {"smoke": 1, "cpu": 4, "paper": 16}
+SHOWN_STEP = 0.01
+"""The length of the step that the table shows, as a share of the weights' norm."""
+SMALL_NET = "smoothed.json"
+
+
+def variants(methods: Sequence[str]) -> list[Variant]:
+    """One run per network, trained by MPD-AGL; the rules are compared on its weights."""
+    adam = {name.replace(".", "__"): value for name, value in OPTIMIZERS["adam"].items()}
+    kept: dict[str, Any] = {"checkpoint__keep_last": 1000, "monitor__every": 0}
+    out = []
+    for network in NETWORKS:
+        for data in ("digits", "cifar10"):
+            at = {"network": network, "data": data}
+            deep = {"model.depth": 16} if network == "plain16" else {}
+            more = adam if network == "plain16" else {}
+            name = "plain" if network == "plain16" else network
+            out.append(variant(REFERENCE, name, data, at, {**deep, "monitor.every": 0}, **kept, **more))
+    return out
+
+
+def in_smoke(found: Variant) -> bool:
+    """One network."""
+    return (found.at["network"], found.at["data"]) == ("plain16", "digits")
+
+
+def moments(epochs: int) -> list[int]:
+    """Complete epochs at which a network is looked at: none, the first, half, all.
+
+    >>> moments(8), moments(2)
+    ([0, 1, 4, 8], [0, 1, 2])
+    """
+    return sorted({0, 1, epochs // 2, epochs})
+
+
+def file_of(run: Run, epoch: int) -> Path:
+    """Where the measurements of a moment are kept: beside the run's record."""
+    return run.path / f"descent-epoch-{epoch:04d}.json"
+
+
+def look(groups: Sequence[Group], methods: Sequence[str], scale: str, say: Callable[[str], None]) -> None:
+    """Measure what is missing; every rule at every moment leaves its numbers at once."""
+    for group in groups:
+        for run in group.runs.values():
+            _look_at(run, methods, BATCHES[scale], say)
+    places = [g.first.path.parent / SMALL_NET for g in groups if g.runs]
+    if places and not places[0].is_file():
+        say("descent: the direction of small networks against an unbiased estimate")
+        _write(places[0], _small(scale))
+
+
+def _look_at(run: Run, methods: Sequence[str], count: int, say: Callable[[str], None]) -> None:
+    config = resolve(run.record.config)
+    batches: list[tuple[Batch, Batch]] = []
+    image_set = None
+    for epoch in moments(config.train.epochs):
+        file = file_of(run, epoch)
+        found = _read(file)
+        wanted = [m for m in methods if m not in found.get("rules", {})]
+        if not wanted:
+            continue
+        if image_set is None:
+            image_set = build.build_data(config, "train")
+            batches = _batches(config, image_set, count)
+        net = _network(run, config, image_set, epoch)
+        if net is None:
+            say(f"descent: {run.name} has no checkpoint of epoch {epoch}; it is left out")
+            continue
+        found = found or {"run": run.name, "epoch": epoch, "steps": list(STEPS), "batches": count, "rules": {}}
+        found |= {"code": records.code(), "hardware": records.hardware()}
+        for method in wanted:
+            say(f"descent: {run.name}, epoch {epoch}, {method}")
+            found["rules"][method] = measure(net, config, method, FACTORS, batches)
+            _write(file, found)
+
+
+def _batches(config: RunConfig, data: Any, count: int) -> list[tuple[Batch, Batch]]:
+    """Pairs of training batches: one that the gradient is of, and a fresh one."""
+    train, _ = build.build_loaders(config, data, data)
+    with train.epoch(0) as every:
+        taken: list[tuple[Tensor, Tensor]] = []
+        for batch in every:
+            taken.append((batch[0].clone(), batch[1].clone()))
+            if len(taken) == 2 * count:
+                break
+    half = len(taken) // 2
+    return list(zip(taken[:half], taken[half : 2 * half], strict=True))
+
+
+def _network(run: Run, config: RunConfig, data: Any, epoch: int) -> Network | None:
+    """The run's network after so many epochs; None where its checkpoint is not kept."""
+    net = build.network_for(config, data)
+    if epoch == 0:
+        return net
+    root = run.path / "checkpoints"
+    there = [at for at in checkpoint.positions(root) if at.epoch == epoch]
+    if not there:
+        return None
+    net.load_state_dict(checkpoint.read(root / there[0].folder).tensors["model"])
+    return net
+
+
+def _small(scale: str) -> dict[str, Any]:
+    """Small networks of 1 to 4 hidden layers on digits of 7x7 pixels."""
+    from mpd_agl.data.load import load_dataset
+
+    data = load_dataset("mnist5k", "train", image_size=7)
+    N, draws, repeats = (20, 32, 2) if scale == "smoke" else (100, 128, 24)
+    index = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:N]
+    x_NF = torch.from_numpy(data.x.astype("float32")).flatten(1)[index] / 255
+    x_NF = (x_NF - data.mean[0]) / data.std[0]
+    y_N = torch.from_numpy(data.y)[index]
+    found = []
+    for layers in (1, 2, 4):
+        net = smoothed.Small(features=x_NF.shape[1], layers=layers)
+        found.append(smoothed.compare(net, x_NF, y_N, draws=draws, repeats=repeats))
+    return {"code": records.code(), "hardware": records.hardware(), "nets": found}
+
+
+def _write(file: Path, table: dict[str, Any]) -> None:
+    records.write_atomic(file, records.canonical(table))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def show(groups: Sequence[Group]) -> PageSection:
+    """A row of panels per network: fall of the loss over the width, and the gradient's size by layer."""
+    runs = [(g, g.first) for g in groups if g.runs]
+    found = {g.variant.at["network"] + g.variant.at["data"]: _moments_of(run) for g, run in runs}
+    small = _read(runs[0][1].path.parent / SMALL_NET) if runs else {}
+    with draw.style():
+        figure = Figure(figsize=(13.2, 2.75 * len(runs) + 3.3))
+        grid = figure.subplots(len(runs) + 1, 4, squeeze=False)
+        for row, (g, _) in zip(grid, runs, strict=False):
+            _row(row, g, found[g.variant.at["network"] + g.variant.at["data"]])
+        _cosines(grid[-1], small)
+        named: dict[str, Any] = {}
+        for axes in grid.ravel()[: 4 * len(runs)]:
+            named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=6)
+    panel = Panel("descent", "Fall of the loss along each rule's gradient, gradient by layer, cosines", figure)
+    rows = [
+        [NETWORKS[g.variant.at["network"]], g.variant.at["data"], str(epoch), label(method), c, *_cells(measured)]
+        for g, _ in runs
+        for epoch, rules in found[g.variant.at["network"] + g.variant.at["data"]].items()
+        for method, by_factor in rules.items()
+        for c, measured in by_factor.items()
+    ]
+    head = ("network", "data", "epoch", "rule", "c")
+    falls = ("fall, same batch", "fall, fresh batch", "layerwise, same", "layerwise, fresh")
+    table = Table((*head, *falls, "gradient first/last layer"), rows, tuple(range(4, 10)))
+    notes = [
+        f"Fall of the loss at a step of {SHOWN_STEP:g} of the weights' norm against the surrogate gradient: along the "
+        "whole gradient (as SGD goes), and along each parameter's own with a length of its own (layerwise: the "
+        "direction without the layers' gains). Same: the batch that the gradient is of; fresh: another one. "
+        "c multiplies the rule's width. All rules see the same weights, those of a run trained by MPD-AGL.",
+        "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
+        "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise "
+        "allows.",
+    ]
+    return PageSection("descent", STUDY.title, _sentence(groups, found), [panel], table, notes)
+
+
+def _moments_of(run: Run) -> dict[int, dict[str, Any]]:
+    epochs = int(run.record.config["train"]["epochs"])
+    every = {epoch: _read(file_of(run, epoch)).get("rules", {}) for epoch in moments(epochs)}
+    return {epoch: rules for epoch, rules in every.items() if rules}
+
+
+def _at_step(measured: dict[str, Any], kind: str, on: str) -> float:
+    return float(measured[kind][on][STEPS.index(SHOWN_STEP)])
+
+
+def _cells(measured: dict[str, Any]) -> list[str]:
+    rms = list(measured["gradient_rms"].values())
+    falls = [_at_step(measured, kind, on) for kind in ("whole", "layerwise") for on in ("same", "fresh")]
+    return [*(f"{f:+.4f}" for f in falls), f"{rms[0] / rms[-1]:.3g}" if rms and rms[-1] > 0 else ""]
+
+
+def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
+    """Fresh-batch falls at the first and last moment, layerwise at the last, gradients by layer at the start."""
+    name = f"{NETWORKS[group.variant.at['network']]}, {group.variant.at['data']}"
+    epochs = list(found)
+    if not epochs:
+        for axes in row:
+            axes.set_axis_off()
+        return
+    plans = ((row[0], epochs[0], "whole"), (row[1], epochs[-1], "whole"), (row[2], epochs[-1], "layerwise"))
+    for axes, epoch, kind in plans:
+        for method, by_factor in found[epoch].items():
+            points = sorted((_width(m), _at_step(m, kind, "fresh")) for m in by_factor.values())
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **_look(method))
+            if "1" in by_factor:  # the rule's own width
+                own = by_factor["1"]
+                ring: dict[str, Any] = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "label": "_own"}
+                axes.plot([_width(own)], [_at_step(own, kind, "fresh")], color=colour(method), linestyle="none", **ring)
+        axes.axhline(0, color=draw.SOFT, linewidth=0.8)
+        _log_axis(axes)
+        axes.set_xlabel("median width of the layers")
+        axes.set_ylabel("fall of the loss")
+        axes.set_title(f"{name}\n{kind}, epoch {epoch}")
+    for method, by_factor in found[epochs[0]].items():
+        rms = list(by_factor.get("1", {}).get("gradient_rms", {}).values())
+        if rms and rms[-1] > 0:
+            row[3].plot(range(1, len(rms) + 1), [max(r / rms[-1], 1e-12) for r in rms], **_look(method))
+    row[3].set_yscale("log")
+    row[3].set_xlabel("layer")
+    row[3].set_title(f"{name}\nrms of dL/ds, last layer = 1, epoch {epochs[0]}")
+
+
+def _look(method: str) -> dict[str, Any]:
+    return {"color": colour(method), "linestyle": style_of(method), "label": draw.plain(label(method))}
+
+
+def _width(measured: dict[str, Any]) -> float:
+    every = sorted(measured["kappa"].values())
+    return float(every[len(every) // 2])
+
+
+def _log_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _cosines(row: Any, small: dict[str, Any]) -> None:
+    nets = small.get("nets", [])
+    for axes, found in zip(row, nets, strict=False):
+        c = [float(key) for key in found["cosine"]]
+        tints = draw.depth_colours(found["net"]["layers"])
+        for layer, tint in enumerate(tints):
+            y = [values["layers"][layer] for values in found["cosine"].values()]
+            axes.plot(c, y, color=tint, linewidth=1, label=f"layer {layer + 1}")
+        axes.plot(c, [v["all"] for v in found["cosine"].values()], color=draw.INK, linewidth=2, label="all layers")
+        axes.axhline(found["largest"], color=draw.SOFT, linestyle="--", linewidth=1)
+        axes.axvline(2, color=draw.SOFT, linestyle=":", linewidth=1)
+        _log_axis(axes)
+        axes.xaxis.set_major_locator(FixedLocator(c))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("width in deviations of the potential")
+        axes.set_title(f"cosine with the unbiased gradient\n{found['net']['layers']} hidden layers")
+        axes.legend(fontsize=6.5)
+    for axes in row[len(nets) :]:
+        axes.set_axis_off()
+
+
+def _sentence(groups: Sequence[Group], found: dict[str, dict[int, dict[str, Any]]]) -> str:
+    """The factor at which Eq. 7's gradient lets the loss fall farthest on a fresh batch, per network."""
+    told = []
+    for g in groups:
+        by_epoch = found.get(g.variant.at["network"] + g.variant.at["data"], {})
+        rules = by_epoch[max(by_epoch)] if by_epoch else {}
+        if by_factor := rules.get(REFERENCE):
+            best = max(by_factor, key=lambda c: _at_step(by_factor[c], "layerwise", "fresh"))
+            told.append(f"{NETWORKS[g.variant.at['network']]} on {g.variant.at['data']}: {best}")
+    if not told:
+        return "Fall of the loss along surrogate gradients of different widths."
+    return f"Multiple of Eq. 7's width whose direction lets the loss fall farthest at the end: {'; '.join(told)}."
+
+
+STUDY = Study(
+    name="descent",
+    title="What makes a width good: how far the loss falls along its gradient",
+    paper="How far does the loss really fall along the surrogate gradient, and how large is it in each layer?",
+    variants=variants,
+    show=show,
+    methods=(FIXED, *(m for m in RULES if m != FIXED)),
+    partial=True,
+    protocol=True,
+    measure=look,
+    in_smoke=in_smoke,
+)

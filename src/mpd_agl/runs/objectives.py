@@ -1,0 +1,108 @@
+"""From a configuration to what its steps minimise: teachers are read from their runs, taps found in the network."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mpd_agl.data.types import ArraySet
+from mpd_agl.errors import InputError
+from mpd_agl.models import Network, load_weights
+from mpd_agl.nn import AnnBlock, Readout, SpikingBlock
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.train.attacks import Pixels, evaluation_mode
+from mpd_agl.train.losses import build_loss
+from mpd_agl.train.objectives import Distill, LocalTandem, Objective, Robust, ShortcutHeads
+
+
+def build_objective(config: RunConfig, net: nn.Module, data: ArraySet, device: torch.device) -> Objective | None:
+    """What `loss.name` asks for; None where the loss of the output is all."""
+    c, loss = config.loss, build_loss(config.loss)
+    if c.name in ("ce", "tet"):
+        return None
+    if c.name == "robust":
+        if data.x.ndim == 5:
+            raise InputError(
+                f"loss robust changes pixels from 0 to 1, and {data.name} holds event frames. Train on images."
+            )
+        return Robust(
+            loss, Pixels(data.mean, data.std), eps=c.robust_eps, step=c.robust_step, weight=c.robust_weight
+        ).to(device)
+    if c.name == "distill":
+        teacher, facts = read_teacher(config, net, data)
+        teacher.to(device)
+        return Distill(loss, teacher, share=c.distill_share, temperature=c.distill_temperature, facts=facts)
+    if not isinstance(net, Network) or config.model.ann:
+        raise InputError(f"loss {c.name} needs a spiking network of mpd-agl, got {config.model.name}. Use loss ce.")
+    if c.name == "shortcut-heads":
+        ends = stage_ends(net)
+        return ShortcutHeads(loss, ends, net.options.num_classes, share=c.head_share).to(device)
+    teacher, facts = read_teacher(config, net, data)
+    names = [n for n, m in net.named_modules() if isinstance(m, SpikingBlock)]
+    theirs = {n for n, m in teacher.named_modules() if isinstance(m, AnnBlock)}
+    if set(names) != theirs:
+        odd = sorted(set(names) ^ theirs)[0]
+        raise InputError(
+            f"loss ltl compares layer by layer, and {odd} is in one of {config.model.name} and its teacher only. "
+            "Train a teacher of the same network: --model.ann."
+        )
+    last = next(n for n, m in net.named_modules() if isinstance(m, Readout))
+    return LocalTandem(loss, teacher.to(device), names, last, weight=c.ltl_weight, facts=facts)
+
+
+def read_teacher(config: RunConfig, net: nn.Module, data: ArraySet) -> tuple[nn.Module, dict[str, str]]:
+    """The ANN of a finished run, and what a record says of it."""
+    from mpd_agl.runs.load_run import load_run
+
+    name, path = config.loss.name, Path(config.loss.teacher).expanduser()
+    if not config.loss.teacher:
+        raise InputError(
+            f"loss {name} learns from a teacher, got none. Train the ANN of the same network "
+            "(mpd-agl train ... --model.ann --loss.name ce) and give its run: --loss.teacher RUN."
+        )
+    trained = load_run(path, "last", lambda text: None)
+    if not trained.config.model.ann:
+        raise InputError(f"the teacher of loss {name} is an ANN, got the spiking run {path}. Train one by --model.ann.")
+    shape, classes = trained.record.data["shape"], trained.record.data["classes"]
+    if [*shape[-3:]] != [*data.x.shape[-3:]] or list(classes) != list(data.classes):
+        raise InputError(
+            f"the teacher {path} learnt {trained.record.data['name']} ({len(classes)} classes, {shape[-3:]}), and the "
+            f"run has {data.name}. Train a teacher on the same data."
+        )
+    state = trained.net.state_dict()
+    digest = hashlib.sha256(b"".join(v.detach().cpu().contiguous().numpy().tobytes() for v in state.values()))
+    return trained.net, {"teacher": trained.record.name, "teacher_sha256": digest.hexdigest()}
+
+
+def stage_ends(net: Network) -> dict[str, int]:
+    """The last spiking layer of every map size but the smallest, in order, with its channels."""
+    o, by_size = net.options, dict[int, tuple[str, int]]()
+    handles = [
+        m.register_forward_hook(
+            lambda m, i, out, n=name: by_size.update({out.shape[-1]: (n, out.shape[2])}) if out.dim() == 5 else None
+        )
+        for name, m in net.named_modules()
+        if isinstance(m, SpikingBlock)
+    ]
+    place = next(net.parameters()).device
+    try:
+        with torch.no_grad(), evaluation_mode(net):
+            net(torch.zeros(1, o.in_channels, o.image_size, o.image_size, device=place))
+    finally:
+        for handle in handles:
+            handle.remove()
+    ends = dict(by_size[size] for size in sorted(by_size, reverse=True)[:-1])
+    if not ends:
+        raise InputError(f"loss shortcut-heads needs layers of two map sizes, and {net.name} has one. Use loss ce.")
+    return ends
+
+
+def start_from(config: RunConfig, net: nn.Module) -> dict[str, str]:
+    """Put the weights that `model.weights` names into a network; what a record says of them."""
+    if not config.model.weights:
+        return {}
+    path = Path(config.model.weights).expanduser()
+    file = path / "model.safetensors" if path.is_dir() else path
+    load_weights(net, file)
+    return {"weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}

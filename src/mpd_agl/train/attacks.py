@@ -1,0 +1,100 @@
+"""Adversarial inputs: FGSM, PGD and RFGSM, for a network that takes normalised images.
+
+Sizes are in pixels from 0 to 1. The gradient of a spiking network is its surrogate's. The network is attacked in
+evaluation mode, and neither its modes nor its gradients change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.train.losses import mean_output
+
+ATTACKS = ("fgsm", "pgd")
+Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@contextmanager
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; afterwards each has its own mode again."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What pixels from 0 to 1 are behind `(x - mean)/std`, channels first."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def _channels(self, values: Sequence[float], x: Tensor) -> Tensor:
+        return torch.tensor(list(values), dtype=x.dtype, device=x.device).view(-1, 1, 1)
+
+    def steps(self, size: float, x: Tensor) -> Tensor:
+        """A size in pixels as one per channel of x."""
+        return size / self._channels(self.std, x)
+
+    def within(self, x: Tensor, around: Tensor, eps: float) -> Tensor:
+        """x kept within eps of `around`, and within pixels from 0 to 1."""
+        mean, std, reach = self._channels(self.mean, x), self._channels(self.std, x), self.steps(eps, x)
+        x = torch.minimum(torch.maximum(x, around - reach), around + reach)
+        return torch.minimum(torch.maximum(x, -mean / std), (1 - mean) / std)
+
+
+def _gradient(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(loss(mean_output(net(x))), x)[0]
+
+
+def pgd(
+    net: nn.Module, x: Tensor, y: Tensor, pixels: Pixels, *, eps: float, steps: int = 10, step: float = 0.0
+) -> Tensor:
+    """Projected gradient ascent on the cross-entropy (Madry et al. 2018); `step` 0 stands for `2.5 eps/steps`.
+
+    One step of eps without a random start is FGSM (Goodfellow et al. 2015): `x + eps sign(dL/dx)`.
+    """
+    with evaluation_mode(net):
+        found = x.detach()
+        if steps > 1:
+            found = pixels.within(found + pixels.steps(eps, x) * (2 * torch.rand_like(x) - 1), x, eps)
+        size = pixels.steps(eps if steps == 1 else step or 2.5 * eps / steps, x)
+        for _ in range(steps):
+            g = _gradient(net, found, lambda o: F.cross_entropy(o, y))
+            found = pixels.within(found + size * g.sign(), x, eps)
+        return found
+
+
+def rfgsm(net: nn.Module, x: Tensor, pixels: Pixels, *, eps: float, step: float) -> Tensor:
+    """RFGSM as Ozdenizci et al. 2024 train with it: a random step, then one by the gradient of KL(adversarial, clean).
+
+    `x' = x + step sign(noise)`, `x'' = x' + (eps - step) sign(dKL/dx')`, kept within eps of x.
+    """
+    with evaluation_mode(net):
+        with torch.no_grad():
+            clean = F.softmax(mean_output(net(x)), 1)
+        found = pixels.within(x.detach() + pixels.steps(step, x) * torch.randn_like(x).sign(), x, 1.0)
+        g = _gradient(net, found, lambda o: F.kl_div(F.log_softmax(o, 1), clean, reduction="sum"))
+        return pixels.within(found + pixels.steps(eps - step, x) * g.sign(), x, eps)
+
+
+def build_attack(name: str, pixels: Pixels, *, eps: float, steps: int = 10) -> Attack:
+    """The attack of that name as a function of network, batch and labels."""
+    if name not in ATTACKS:
+        raise unknown_name("attack", name, ATTACKS)
+    if not 0 < eps <= 1 or steps < 1:
+        raise InputError(f"an attack needs 0 < eps <= 1 and at least 1 step, got eps={eps} and {steps}. Use 8/255.")
+    options: dict[str, Any] = {"eps": eps, "steps": 1 if name == "fgsm" else max(2, steps)}
+    return lambda net, x, y: pgd(net, x, y, pixels, **options)
