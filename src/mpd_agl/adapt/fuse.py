@@ -323,7 +323,8 @@ def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run, *, 
 
 def take_out(net: nn.Module) -> None:
     """Give synapses and norms their own `forward` back; each neuron's fusion goes with its AdaptiveSpike."""
-    for part in (*fast_synapses(net).values(), *folded_norms(net)):
+    parts: list[FastSynapse | FoldedNorm] = [*fast_synapses(net).values(), *folded_norms(net)]
+    for part in parts:
         part.take_out()
 
 

@@ -16,7 +16,7 @@ class FoldedNorm:
 
     def put_in(self) -> None:
         """Replace the module's `forward`."""
-        self.module.forward = self.forward
+        self.module.forward = self.forward  # type: ignore[method-assign, assignment]
 
     def take_out(self) -> None:
         """Put the class's own back."""

@@ -299,7 +299,7 @@ class AdaptiveSpike(nn.Module):
         for t, (v, vv) in enumerate(zip(v_T, vv_T, strict=True)):
             before = self._sums.get(self._time + t, (0, 0.0, 0.0))
             now = (count, v - count * v_th, vv - 2 * v_th * v + count * v_th * v_th)
-            self._sums[self._time + t] = tuple(a + b for a, b in zip(before, now, strict=True))  # type: ignore[assignment]
+            self._sums[self._time + t] = tuple(a + b for a, b in zip(before, now, strict=True))
 
     def see(self, t: int, u: Tensor, s: Tensor) -> None:
         """Show u and the spikes, t steps after the call began, to the watchers; measure u where it is time to."""

@@ -39,7 +39,7 @@ class FastSynapse(EventLayer):
         return self.module.weight
 
     @property
-    def bias(self) -> Tensor | None:  # type: ignore[override]
+    def bias(self) -> Tensor | None:
         """The module's."""
         return self.module.bias
 
@@ -47,7 +47,7 @@ class FastSynapse(EventLayer):
         """Replace the module's `forward`."""
         if self.is_conv:
             self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
-        self.module.forward = self.forward
+        self.module.forward = self.forward  # type: ignore[method-assign, assignment]
 
     def take_out(self) -> None:
         """Put the class's own back."""
@@ -68,7 +68,8 @@ class FastSynapse(EventLayer):
             # torch 2.13 writes outside its buffers here: see models.base.SubsampledConv.
             picked = x[:, :, :: self.stride_1d, :: self.stride_1d].contiguous(memory_format=torch.channels_last)
             return F.conv2d(picked, m.weight, m.bias)
-        return m._conv_forward(x, m.weight, m.bias)
+        y: Tensor = m._conv_forward(x, m.weight, m.bias)
+        return y
 
     def forward(self, x: Tensor) -> Tensor:
         """As the module's own, for time first or folded into the batch."""
@@ -77,7 +78,8 @@ class FastSynapse(EventLayer):
         if len(lead) == 1:
             return self.compute(self._laid_out(x))
         if len(lead) != 2 or (self.is_conv and getattr(self.module, "step_mode", "s") != "m"):
-            found: Tensor = type(self.module).forward(self.module, x)  # its own words for what it does not take
+            kind: Any = type(self.module)
+            found: Tensor = kind.forward(self.module, x)  # its own words for what it does not take
             return found
         still = self.serves is not None and lead[0] > 1 and not torch.compiler.is_compiling() and _is_still(x)
         x_MC = x[0] if still else x.flatten(0, 1)
