@@ -41,8 +41,7 @@ typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias))
 
 bool has_vnni() {
 #if defined(__AVX512F__)
-    static const bool found = __builtin_cpu_supports("avx512vnni");
-    return found;
+    return __builtin_cpu_supports("avx512vnni");
 #else
     return false;
 #endif
@@ -165,15 +164,17 @@ int64_t list_pixel(const uint8_t *x, int64_t C, int64_t cap, uint8_t *index, flo
 }
 
 #if defined(__AVX512F__)
+struct Iota {
+    alignas(64) uint8_t at[64];
+    constexpr Iota() : at() {
+        for (int i = 0; i < 64; i++) at[i] = static_cast<uint8_t>(i);
+    }
+};
+constexpr Iota IOTA;
+
 VBMI2 int64_t list_pixel_vbmi2(const uint8_t *x, int64_t C, int64_t cap, uint8_t *index, float *value,
                                uint16_t *count) {
-    alignas(64) static const struct Iota {
-        uint8_t at[64];
-        constexpr Iota() : at() {
-            for (int i = 0; i < 64; i++) at[i] = static_cast<uint8_t>(i);
-        }
-    } iota;
-    const __m512i numbers = _mm512_load_si512(iota.at);
+    const __m512i numbers = _mm512_load_si512(IOTA.at);
     int64_t total = 0;
     for (int64_t first = 0; first < C; first += LIST, index += cap, count++, value += value ? LIST : 0) {
         const __mmask64 here = C - first >= LIST ? ~0ull : (1ull << (C - first)) - 1;
@@ -200,10 +201,7 @@ VBMI2 int64_t list_pixel_vbmi2(const uint8_t *x, int64_t C, int64_t cap, uint8_t
     }
     return total;
 }
-bool has_vbmi2() {
-    static const bool found = __builtin_cpu_supports("avx512vbmi2");
-    return found;
-}
+bool has_vbmi2() { return __builtin_cpu_supports("avx512vbmi2"); }
 #endif
 
 // By all threads: the lists of a layer's input, the border's included (they are empty)

@@ -215,8 +215,15 @@ class NativePlan:
                 # room behind it, because a tile of bytes may be read four at a time
                 kept.append(torch.zeros(self._bytes(spec, batch) + 64, dtype=torch.uint8, device="cpu"))
                 where.data = kept[-1].data_ptr()
-        plan, library = Plan(N=batch, T=self.num_steps, threads=self.made_for[1], classes=self.classes), native.library()
-        plan.layers, plan.places, plan.layer = len(self.layer_specs), ctypes.addressof(places), ctypes.addressof(self._layers)
+        plan, library = (
+            Plan(N=batch, T=self.num_steps, threads=self.made_for[1], classes=self.classes),
+            native.library(),
+        )
+        plan.layers, plan.places, plan.layer = (
+            len(self.layer_specs),
+            ctypes.addressof(places),
+            ctypes.addressof(self._layers),
+        )
         plan.most_active = -1.0 if self.most_active is None else self.most_active
         slots = [library.mpd_agl_plan_lists(ctypes.byref(plan), number) for number in range(plan.layers)]
         bytes_ = floats = 0
