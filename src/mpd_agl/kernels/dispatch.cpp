@@ -145,7 +145,10 @@ int mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float 
 }
 int64_t mpd_agl_plan_block(int64_t C_out) { return level()->plan->block(C_out); }
 int64_t mpd_agl_plan_piece(int64_t C_out) { return level()->plan->piece(C_out); }
-int64_t mpd_agl_plan_lists(const Plan *plan, int64_t layer) { return level()->plan->lists(plan, layer); }
+int mpd_agl_plan_vnni() { return level()->plan->vnni(); }
+int64_t mpd_agl_plan_lists(const Plan *plan, int64_t layer, int64_t *cap) {
+    return level()->plan->lists(plan, layer, cap);
+}
 int64_t mpd_agl_plan_scratch(const Plan *plan) { return level()->plan->scratch(plan); }
 void mpd_agl_plan_run(const Plan *plan, float *logits) { level()->plan->run(plan, logits); }
 }

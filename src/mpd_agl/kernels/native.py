@@ -124,7 +124,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "winograd_weight_grad": (_INT, [_POINTER] * 4),
     "plan_block": (_SIZE, [_SIZE]),
     "plan_piece": (_SIZE, [_SIZE]),
-    "plan_lists": (_SIZE, [_POINTER, _SIZE]),
+    "plan_vnni": (_INT, []),
+    "plan_lists": (_SIZE, [_POINTER, _SIZE, _POINTER]),
     "plan_scratch": (_SIZE, [_POINTER]),
     "plan_run": (None, [_POINTER, _POINTER]),
 }

@@ -23,15 +23,15 @@
 namespace {
 
 enum { POOL, MEAN, LINEAR, CONV };
-constexpr int64_t LIST = 64;          // channels of a list
+constexpr int64_t LIST = 64, WHOLE_LIST = 128;  // channels of a list: their rows of a block stay in L1
 constexpr int64_t STEPS_PIXELS = 512;  // pixels times timesteps of an item, about
 constexpr int64_t MOST_ADDED = 258;   // rows of int8 weights whose sum fits into int16
 constexpr int64_t MOST_REPEATED = 4;  // a list repeats a channel as often as its value says, up to this
 #if defined(__AVX512F__)
-constexpr int64_t MOST_VECTORS = 4, TILE = 16;  // of a dense tile: vectors of channels; vectors times pixels
-constexpr double SKIP = 0.42, SKIP_WHOLE = 0.40;  // share of active inputs up to which lists are the quicker way
+constexpr int64_t TILE = 16;  // vectors of a dense tile: two of channels (a piece) or one, for so many pixels
+constexpr double SKIP = 0.40, SKIP_WHOLE = 0.33;  // length of lists over channels up to which they are quicker
 #else
-constexpr int64_t MOST_VECTORS = 2, TILE = 8;
+constexpr int64_t TILE = 8;
 constexpr double SKIP = 0.50, SKIP_WHOLE = 0.80;
 #endif
 
@@ -53,7 +53,8 @@ int64_t block_of(int64_t C_out) {
     return vectors * LANES;
 }
 
-int64_t piece_of(int64_t C_out) { return has_vnni() ? least(block_of(C_out), 64) : 0; }
+int64_t piece_of(int64_t C_out) { return least(block_of(C_out), 2 * LANES); }
+int vnni() { return has_vnni(); }
 
 const Place &place_of(const Plan *p, int64_t number) { return p->places[number]; }
 
@@ -83,11 +84,19 @@ int64_t list_pixels(const Plan *p, const Place &in) {
     return in.steps * p->N * (in.H + 2 * in.border) * (in.W + 2 * in.border);
 }
 
-int64_t lists(const Plan *p, int64_t layer) {
+struct ListShape {  // of a layer's input: channels of a list, lists of a pixel, room of a list
+    int64_t width, each, cap;
+    ListShape(const Place &in, const Synapse &y)
+        : width(y.scale ? WHOLE_LIST : LIST), each(up(in.C, width)), cap(y.scale ? width * in.most : width) {}
+};
+
+int64_t lists(const Plan *p, int64_t layer, int64_t *cap) {
     const PlanLayer &l = p->layer[layer];
-    if (!skips(p, l)) return 0;
+    if (!skips(p, l)) return *cap = 0;
     const Place &in = place_of(p, l.own.place);
-    return list_pixels(p, in) * up(in.C, LIST);
+    const ListShape shape(in, l.own);
+    *cap = shape.cap;
+    return list_pixels(p, in) * shape.each;
 }
 
 // A thread's memory for one item
@@ -138,12 +147,12 @@ int64_t scratch(const Plan *p) {
 
 // ---- lists
 
-// The lists of one pixel; returns how many of its channels are active. Without `value` a channel is repeated as often
-// as its value says.
-int64_t list_pixel(const uint8_t *x, int64_t C, int64_t cap, uint8_t *index, float *value, uint16_t *count) {
+// The lists of one pixel; returns how long they are together. Without `value` a channel is repeated as often as its
+// value says.
+int64_t list_pixel(const uint8_t *x, int64_t C, const ListShape &s, uint8_t *index, float *value, uint16_t *count) {
     int64_t total = 0;
-    for (int64_t first = 0; first < C; first += LIST, index += cap, count++, value += value ? LIST : 0) {
-        const int64_t width = least(LIST, C - first);
+    for (int64_t first = 0; first < C; first += s.width, index += s.cap, count++, value += value ? s.cap : 0) {
+        const int64_t width = least(s.width, C - first);
         int64_t n = 0;
         for (unsigned least_value = 1, any = 1; any; least_value++) {
             any = 0;
@@ -153,9 +162,9 @@ int64_t list_pixel(const uint8_t *x, int64_t C, int64_t cap, uint8_t *index, flo
                 any |= mask;
                 if (mask) append(index, n, mask, i);
             }
-            if (least_value == 1) total += n;
             if (value) break;
         }
+        total += n;
         if (value)
             for (int64_t k = 0; k < n; k++) value[k] = x[first + index[k]];
         *count = static_cast<uint16_t>(n);
@@ -172,32 +181,33 @@ struct Iota {
 };
 constexpr Iota IOTA;
 
-VBMI2 int64_t list_pixel_vbmi2(const uint8_t *x, int64_t C, int64_t cap, uint8_t *index, float *value,
+VBMI2 int64_t list_pixel_vbmi2(const uint8_t *x, int64_t C, const ListShape &s, uint8_t *index, float *value,
                                uint16_t *count) {
-    const __m512i numbers = _mm512_load_si512(IOTA.at);
     int64_t total = 0;
-    for (int64_t first = 0; first < C; first += LIST, index += cap, count++, value += value ? LIST : 0) {
-        const __mmask64 here = C - first >= LIST ? ~0ull : (1ull << (C - first)) - 1;
-        const __m512i v = _mm512_maskz_loadu_epi8(here, x + first);
-        __mmask64 mask = _mm512_test_epi8_mask(v, v);
-        int64_t n = __builtin_popcountll(mask);
-        total += n;
-        _mm512_storeu_si512(index, _mm512_maskz_compress_epi8(mask, numbers));
-        if (value) {
-            const __m512i packed = _mm512_maskz_compress_epi8(mask, v);
-            alignas(64) uint8_t byte[64];
-            _mm512_store_si512(byte, packed);
-            for (int64_t k = 0; k < n; k += 16) {
-                const __m128i part = _mm_load_si128(reinterpret_cast<const __m128i *>(byte + k));
-                _mm512_storeu_ps(value + k, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(part)));
+    for (int64_t first = 0; first < C; first += s.width, index += s.cap, count++, value += value ? s.cap : 0) {
+        int64_t n = 0;
+        for (int64_t i = first; i < least(C, first + s.width); i += 64) {
+            const __mmask64 here = C - i >= 64 ? ~0ull : (1ull << (C - i)) - 1;
+            const __m512i numbers =
+                _mm512_add_epi8(_mm512_load_si512(IOTA.at), _mm512_set1_epi8(static_cast<char>(i - first)));
+            const __m512i v = _mm512_maskz_loadu_epi8(here, x + i);
+            __mmask64 mask = _mm512_test_epi8_mask(v, v);
+            if (value) {
+                alignas(64) uint8_t packed[64];
+                _mm512_store_si512(packed, _mm512_maskz_compress_epi8(mask, v));
+                for (int64_t k = 0; k < __builtin_popcountll(mask); k += 16) {
+                    const __m128i part = _mm_load_si128(reinterpret_cast<const __m128i *>(packed + k));
+                    _mm512_storeu_ps(value + n + k, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(part)));
+                }
             }
-        } else {
-            for (int least_value = 2; (mask = _mm512_cmpge_epu8_mask(v, _mm512_set1_epi8(least_value))); least_value++) {
+            for (int least_value = 2; mask; least_value++) {
                 _mm512_storeu_si512(index + n, _mm512_maskz_compress_epi8(mask, numbers));
                 n += __builtin_popcountll(mask);
+                mask = value ? 0 : _mm512_cmpge_epu8_mask(v, _mm512_set1_epi8(static_cast<char>(least_value)));
             }
         }
         *count = static_cast<uint16_t>(n);
+        total += n;
     }
     return total;
 }
@@ -208,9 +218,9 @@ bool has_vbmi2() { return __builtin_cpu_supports("avx512vbmi2"); }
 void make_lists(const Plan *p, int64_t layer) {
     const PlanLayer &l = p->layer[layer];
     const Place &in = place_of(p, l.own.place);
-    const int64_t pixels = list_pixels(p, in), blocks = up(in.C, LIST), chunk = 256;
+    const ListShape s(in, l.own);
+    const int64_t pixels = list_pixels(p, in), chunk = 256;
     const bool values = !l.own.scale && in.most > 1;
-    const int64_t cap = l.own.scale ? LIST * in.most : LIST;
     auto *const list = list_pixel;
 #if defined(__AVX512F__)
     auto *const make = has_vbmi2() ? list_pixel_vbmi2 : list;
@@ -221,26 +231,31 @@ void make_lists(const Plan *p, int64_t layer) {
     for (int64_t c = 0; c < up(pixels, chunk); c++) {
         int64_t total = 0;
         for (int64_t i = c * chunk; i < least(pixels, (c + 1) * chunk); i++)
-            total += make(in.data + i * in.C, in.C, cap, p->index + i * blocks * cap,
-                          values ? p->value + i * blocks * LIST : nullptr, p->count + i * blocks);
+            total += make(in.data + i * in.C, in.C, s, p->index + i * s.each * s.cap,
+                          values ? p->value + i * s.each * s.cap : nullptr, p->count + i * s.each);
         __atomic_fetch_add(p->active + layer, total, __ATOMIC_RELAXED);
     }
 }
 
+// sum += the rows that a list selects; the pieces of a row are `apart`. Not inlined: it wants the registers for itself.
 template <int NV, bool VALUES>
-inline void add_rows(const float *__restrict rows, const uint8_t *__restrict index, const float *__restrict value,
-                     int64_t n, float *__restrict sum) {
+__attribute__((noinline)) void add_rows(const float *rows, int64_t apart, const uint8_t *index, const float *value,
+                                        int64_t n, float *sum) {
+    constexpr int P = NV / 2;
+    const char *from[P];
+#pragma GCC unroll 4
+    for (int j = 0; j < P; j++) from[j] = reinterpret_cast<const char *>(rows + j * apart);
     vec a[NV];
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) a[j] = load(sum + j * LANES);
-    for (int64_t i = 0; i < n; i++) {
-        const float *row = rows + index[i] * (NV * LANES);
+    for (const uint8_t *last = index + n; index < last; index++) {
+        const uint64_t at = static_cast<uint64_t>(*index) * (2 * LANES * sizeof(float));
+        const float times = VALUES ? *value++ : 1.0f;
 #pragma GCC unroll 8
-        for (int j = 0; j < NV; j++)
-            if constexpr (VALUES)
-                a[j] += value[i] * load(row + j * LANES);
-            else
-                a[j] += load(row + j * LANES);
+        for (int j = 0; j < NV; j++) {
+            const vec w = load(reinterpret_cast<const float *>(from[j / 2] + at) + j % 2 * LANES);
+            a[j] += VALUES ? times * w : w;
+        }
     }
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) store(sum + j * LANES, a[j]);
@@ -249,13 +264,12 @@ inline void add_rows(const float *__restrict rows, const uint8_t *__restrict ind
 inline shorts load16(const int16_t *p) { return *reinterpret_cast<const shorts *>(p); }
 
 template <int NV>
-inline void add_whole_rows(const int16_t *__restrict rows, const uint8_t *__restrict index, int64_t n,
-                           int16_t *__restrict sum) {
+__attribute__((noinline)) void add_whole_rows(const int16_t *rows, const uint8_t *index, int64_t n, int16_t *sum) {
     shorts a[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) a[j] = load16(sum + j * 2 * LANES);
-    for (int64_t i = 0; i < n; i++) {
-        const int16_t *row = rows + index[i] * (NV * 2 * LANES);
+    for (const uint8_t *last = index + n; index < last; index++) {
+        const int16_t *row = rows + static_cast<uint64_t>(*index) * (NV * 2 * LANES);
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++) a[j] += load16(row + j * 2 * LANES);
     }
@@ -281,7 +295,7 @@ inline void each_line(const Plan *p, const Synapse &y, const Shape &s, const Lin
     const Place &in = place_of(p, y.place);
     const int64_t HP = in.H + 2 * in.border, WP = in.W + 2 * in.border, off = in.border - y.pad;
     for (int64_t tap = 0; tap < y.K * y.K; tap++)
-        for (int64_t first = 0; first < in.C; first += LIST)
+        for (int64_t first = 0; first < in.C; first += y.scale ? WHOLE_LIST : LIST)
             for (int64_t t = 0; t < in.steps; t++)
                 for (int64_t line = lines.first; line < lines.last; line++) {
                     const int64_t n = line / s.OH, iy = line % s.OH * y.stride + tap / y.K + off, ix = tap % y.K + off;
@@ -293,13 +307,14 @@ inline void each_line(const Plan *p, const Synapse &y, const Shape &s, const Lin
 template <int NV, bool VALUES>
 void sum_lists(const Plan *p, const Synapse &y, const Shape &s, const Lines &lines, float *sums) {
     const Place &in = place_of(p, y.place);
-    const int64_t blocks = up(in.C, LIST), row = NV * LANES, step = y.stride * blocks;
+    const ListShape list(in, y);
+    const int64_t row = NV * LANES, piece = 2 * LANES, apart = y.K * y.K * in.C * piece, step = y.stride * list.each;
     std::memset(sums, 0, in.steps * s.pixels * row * sizeof(float));
     each_line(p, y, s, lines, [&](int64_t tap, int64_t first, int64_t pixel, int64_t at) {
-        const float *rows = y.rows + ((lines.block * y.K * y.K + tap) * in.C + first) * row;
-        int64_t slot = pixel * blocks + first / LIST;
+        const float *rows = y.rows + lines.block * (NV / 2) * apart + (tap * in.C + first) * piece;
+        int64_t slot = pixel * list.each + first / LIST;
         for (int64_t ox = 0; ox < s.OW; ox++, slot += step)
-            add_rows<NV, VALUES>(rows, p->index + slot * LIST, p->value + slot * LIST, p->count[slot],
+            add_rows<NV, VALUES>(rows, apart, p->index + slot * list.cap, p->value + slot * list.cap, p->count[slot],
                                  sums + (at + ox) * row);
     });
 }
@@ -307,23 +322,27 @@ void sum_lists(const Plan *p, const Synapse &y, const Shape &s, const Lines &lin
 template <int NV>
 void sum_whole_lists(const Plan *p, const Synapse &y, const Shape &s, const Lines &lines, const Scratch &m) {
     const Place &in = place_of(p, y.place);
-    const int64_t blocks = up(in.C, LIST), row = NV * 2 * LANES, step = y.stride * blocks, cap = LIST * in.most,
-                  all = in.steps * s.pixels;
+    const ListShape list(in, y);
+    const int64_t row = NV * 2 * LANES, step = y.stride * list.each, all = in.steps * s.pixels;
     int32_t *sums32 = reinterpret_cast<int32_t *>(m.sums32);
     std::memset(sums32, 0, all * row * sizeof(int32_t));
     std::memset(m.sums16, 0, all * row * sizeof(int16_t));
     std::memset(m.since, 0, all * sizeof(uint16_t));
     each_line(p, y, s, lines, [&](int64_t tap, int64_t first, int64_t pixel, int64_t at) {
         const int16_t *rows = y.whole + ((lines.block * y.K * y.K + tap) * in.C + first) * row;
-        int64_t slot = pixel * blocks + first / LIST;
+        int64_t slot = pixel * list.each + first / WHOLE_LIST;
         for (int64_t ox = 0; ox < s.OW; ox++, slot += step) {
-            const int64_t n = p->count[slot], here = at + ox;
-            if (m.since[here] + n > MOST_ADDED) {
+            const int64_t here = at + ox;
+            const uint8_t *index = p->index + slot * list.cap;
+            int64_t n = p->count[slot];
+            while (m.since[here] + n > MOST_ADDED) {
+                const int64_t some = MOST_ADDED - m.since[here];
+                add_whole_rows<NV>(rows, index, some, m.sums16 + here * row);
                 flush(m.sums16 + here * row, sums32 + here * row, row);
-                m.since[here] = 0;
+                m.since[here] = 0, index += some, n -= some;
             }
             m.since[here] = static_cast<uint16_t>(m.since[here] + n);
-            add_whole_rows<NV>(rows, p->index + slot * cap, n, m.sums16 + here * row);
+            add_whole_rows<NV>(rows, index, n, m.sums16 + here * row);
         }
     });
     const float *scale = y.scale + lines.block * row;
@@ -341,7 +360,7 @@ inline void dense_tile(const float *__restrict x, int64_t px, int64_t line, int6
                        const float *__restrict w, int64_t row, float *__restrict out) {
     vec sum[M][NV] = {};
     for (int64_t ky = 0; ky < K; ky++, x += line)
-        for (int64_t k = 0; k < depth; k++, w += row) {
+        for (int64_t k = 0; k < depth; k++, w += NV * LANES) {
             vec u[NV];
 #pragma GCC unroll 4
             for (int j = 0; j < NV; j++) u[j] = load(w + j * LANES);
@@ -375,17 +394,11 @@ void dense_line(const float *x, int64_t px, int64_t line, int64_t K, int64_t dep
     dense_tiles<1, NV>(x, px, line, K, depth, w, row, count, out);
 }
 
-// The block's channels in pieces of up to MOST_VECTORS vectors
-inline void dense_block(const float *x, int64_t px, int64_t line, int64_t K, int64_t depth, const float *w,
+// One piece of a block: two vectors of channels, or one
+inline void dense_piece(const float *x, int64_t px, int64_t line, int64_t K, int64_t depth, const float *w,
                         int64_t row, int64_t count, float *out) {
-    const int64_t vectors = row / LANES;
-    if (vectors >= 4 && MOST_VECTORS >= 4) {
-        for (int64_t c = 0; c < row; c += 4 * LANES) dense_line<4>(x, px, line, K, depth, w + c, row, count, out + c);
-    } else if (vectors >= 2) {
-        for (int64_t c = 0; c < row; c += 2 * LANES) dense_line<2>(x, px, line, K, depth, w + c, row, count, out + c);
-    } else {
-        dense_line<1>(x, px, line, K, depth, w, row, count, out);
-    }
+    row == LANES ? dense_line<1>(x, px, line, K, depth, w, row, count, out)
+                 : dense_line<2>(x, px, line, K, depth, w, row, count, out);
 }
 
 #if defined(__AVX512F__)
@@ -436,6 +449,21 @@ VNNI void vnni_line(const uint8_t *x, int64_t px, int64_t line, int64_t K, int64
     if (count >= M / 2) return vnni_tiles<M / 2, NV>(x, px, line, K, groups, w, scale, row, count, out);
     vnni_tiles<1, NV>(x, px, line, K, groups, w, scale, row, count, out);
 }
+
+// Lines of a block, whose channels begin at `first`
+void vnni_lines(const Synapse &y, int64_t C, int64_t line, int64_t first, int64_t row, int64_t lines, int64_t count,
+                const uint8_t *x, float *out) {
+    const int64_t piece = least(row, 2 * LANES), groups = y.K * C / 4, size = y.K * groups * piece * 4;
+    for (int64_t c = 0; c < row; c += piece)
+        for (int64_t k = 0; k < lines; k++) {
+            const int8_t *w = y.groups + (first + c) / piece * size;
+            const uint8_t *from = x + k * y.stride * line;
+            float *to = out + k * count * row + c;
+            piece == LANES
+                ? vnni_line<1>(from, y.stride * C, line, y.K, groups, w, y.scale + first + c, row, count, to)
+                : vnni_line<2>(from, y.stride * C, line, y.K, groups, w, y.scale + first + c, row, count, to);
+        }
+}
 #endif
 
 // Rows of the input as floats, with zeros around it: [rows][wide][C] from row iy0 and column ix0 of the image on
@@ -471,22 +499,8 @@ void sum_dense(const Plan *p, const Synapse &y, const Shape &s, const Lines &lin
 #if defined(__AVX512F__)
             if (y.groups && has_vnni()) {
                 const int64_t HP = in.H + 2 * in.border, WP = in.W + 2 * in.border;
-                const int64_t piece = least(row, 64), groups = y.K * in.C / 4, size = y.K * groups * piece * 4;
-                for (int64_t k = 0; k < next - line; k++, out += s.OW * row) {
-                    const uint8_t *x =
-                        in.data + (((t * p->N + n) * HP + iy + k * y.stride) * WP + off) * in.C;
-                    for (int64_t c = 0; c < row; c += piece) {
-                        const int8_t *w = y.groups + (lines.block * row + c) / piece * size;
-                        const float *scale = y.scale + lines.block * row + c;
-                        const int64_t px = y.stride * in.C;
-                        if (piece == 64)
-                            vnni_line<4>(x, px, WP * in.C, y.K, groups, w, scale, row, s.OW, out + c);
-                        else if (piece == 32)
-                            vnni_line<2>(x, px, WP * in.C, y.K, groups, w, scale, row, s.OW, out + c);
-                        else
-                            vnni_line<1>(x, px, WP * in.C, y.K, groups, w, scale, row, s.OW, out + c);
-                    }
-                }
+                const uint8_t *x = in.data + (((t * p->N + n) * HP + iy) * WP + off) * in.C;
+                vnni_lines(y, in.C, WP * in.C, lines.block * row, row, next - line, s.OW, x, out);
                 continue;
             }
 #endif
@@ -496,13 +510,15 @@ void sum_dense(const Plan *p, const Synapse &y, const Shape &s, const Lines &lin
             else
                 gather<float>(in, t * p->N + n, iy, off, high, wide, m.x);
             const float *w = y.rows + lines.block * y.K * y.K * in.C * row;
-            for (int64_t k = 0; k < next - line; k++, out += s.OW * row) {
-                dense_block(m.x + k * y.stride * wide * in.C, y.stride * in.C, wide * in.C, y.K, y.K * in.C, w, row,
-                            s.OW, out);
-                if (y.scale)
-                    for (int64_t i = 0; i < s.OW; i++)
-                        for (int64_t c = 0; c < row; c++) out[i * row + c] *= y.scale[lines.block * row + c];
-            }
+            const int64_t piece = least(row, 2 * LANES);
+            // a piece's weights are used for all lines while they are close
+            for (int64_t c = 0; c < row; c += piece, w += y.K * y.K * in.C * piece)
+                for (int64_t k = 0; k < next - line; k++)
+                    dense_piece(m.x + k * y.stride * wide * in.C, y.stride * in.C, wide * in.C, y.K, y.K * in.C, w,
+                                row, s.OW, out + k * s.OW * row + c);
+            if (y.scale)
+                for (int64_t i = 0; i < (next - line) * s.OW; i++)
+                    for (int64_t c = 0; c < row; c++) out[i * row + c] *= y.scale[lines.block * row + c];
         }
 }
 
@@ -650,8 +666,10 @@ void linear(const Plan *p, const PlanLayer &l, uint8_t *memory, float *logits) {
     for (int64_t item = 0; item < p->N * blocks; item++) {
         const int64_t n = item / blocks, ob = item % blocks;
         const float *x = reinterpret_cast<const float *>(in.data) + n * in.C;
-        // the pixels of dense_block are the timesteps of one sample
-        dense_block(x, p->N * in.C, 0, 1, in.C, l.own.rows + ob * in.C * block, block, p->T, m.sums);
+        // the pixels of dense_piece are the timesteps of one sample
+        const int64_t piece = least(block, 2 * LANES);
+        for (int64_t c = 0; c < block; c += piece)
+            dense_piece(x, p->N * in.C, 0, 1, in.C, l.own.rows + (ob * block + c) * in.C, block, p->T, m.sums + c);
         if (l.out < 0) {
             for (int64_t t = 0; t < p->T; t++)
                 for (int64_t c = 0; c < least(block, p->classes - ob * block); c++)
@@ -685,4 +703,4 @@ void run(const Plan *p, float *logits) {
 }  // namespace
 
 extern "C" const PlanKernels CAT(mpd_agl_plan_, LEVEL);
-extern "C" const PlanKernels CAT(mpd_agl_plan_, LEVEL) = {block_of, piece_of, lists, scratch, run};
+extern "C" const PlanKernels CAT(mpd_agl_plan_, LEVEL) = {block_of, piece_of, vnni, lists, scratch, run};

@@ -14,8 +14,8 @@ struct Place {  // what lies between two layers: [steps][N][H + 2 border][W + 2 
 
 struct Synapse {
     int64_t place, K, stride, pad;  // place -1: there is none
-    const float *rows;              // [C_out block][K][K][C_in][block]: weights, or whole numbers with a `scale`
-    const int16_t *whole;           // the same as int16, or null
+    const float *rows;              // [C_out piece][K][K][C_in][piece]: weights, or whole numbers with a `scale`
+    const int16_t *whole;           // [C_out block][K][K][C_in][block]; or null
     const int8_t *groups;           // [C_out piece][K][K][C_in / 4][piece][4], for VNNI; or null
     const float *scale;             // [C_out] of whole weights; null: the rows are the weights
 };
@@ -34,19 +34,20 @@ struct Plan {
     int64_t N, T, threads, layers, classes;
     const Place *places;
     const PlanLayer *layer;
-    uint8_t *index;    // [pixel][block of 64 channels][64 * most]: lists of the layer at hand
-    float *value;      // [pixel][block][64]
-    uint16_t *count;   // [pixel][block]
-    int64_t *active;   // [layers]: inputs that were not zero, where a layer made lists
+    uint8_t *index;    // [pixel][list][cap]: active channels of the input of the layer at hand
+    float *value;      // [pixel][list][cap]
+    uint16_t *count;   // [pixel][list]
+    int64_t *active;   // [layers]: length of all lists, where a layer made some
     uint8_t *scratch;  // [threads][scratch_size]
     int64_t scratch_size;
-    double most_active;  // share of active inputs up to which zeros are skipped; below 0: the kernel's own
+    double most_active;  // lists over channels up to which zeros are skipped; below 0: the kernel's own
 };
 
 struct PlanKernels {
-    int64_t (*block)(int64_t C_out);    // output channels in a block of `rows` and `whole`
-    int64_t (*piece)(int64_t C_out);    // output channels in a piece of `groups`; 0 where there is no VNNI
-    int64_t (*lists)(const Plan *plan, int64_t layer);  // pixels * blocks of its lists; 0: it makes none
-    int64_t (*scratch)(const Plan *plan);               // bytes of a thread
-    void (*run)(const Plan *plan, float *logits);       // the input is places[0]; logits [T][N][classes]
+    int64_t (*block)(int64_t C_out);               // output channels in a block
+    int64_t (*piece)(int64_t C_out);               // output channels in a piece
+    int (*vnni)();                                 // whether `groups` are used
+    int64_t (*lists)(const Plan *plan, int64_t layer, int64_t *cap);  // how many lists a layer makes, and their room
+    int64_t (*scratch)(const Plan *plan);          // bytes of a thread
+    void (*run)(const Plan *plan, float *logits);  // the input is places[0]; logits [T][N][classes]
 };

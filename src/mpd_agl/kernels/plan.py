@@ -19,7 +19,6 @@ from mpd_agl.kernels.native import Place, Plan, PlanLayer, PlanSynapse
 
 CHANNELS = 16
 """Places of spikes have channels in multiples of this."""
-LIST = 64
 MOST_BYTES = 48 << 20
 """Of all places of one call; larger batches run in parts, which also stay in the caches."""
 POOL, MEAN, LINEAR, CONV = range(4)
@@ -32,7 +31,7 @@ def padded(channels: int) -> int:
 
 @dataclass(frozen=True)
 class PlaceSpec:
-    """What lies between two layers: images of spikes, their sums in whole numbers up to `most`, or (most = 0) floats."""
+    """What lies between two layers: spikes and sums of them, whole numbers up to `most`; or floats (most = 0)."""
 
     height: int
     width: int
@@ -84,6 +83,11 @@ class _Prepared:
     places: Any
     active: Any
     kept: list[Tensor]
+
+
+def _in_parts(w_OKKC: Tensor, size: int) -> Tensor:
+    """Weights as (C_out part, K, K, C_in, size)."""
+    return w_OKKC.unflatten(0, (-1, size)).permute(0, 2, 3, 4, 1)
 
 
 class NativePlan:
@@ -147,7 +151,7 @@ class NativePlan:
         if ready is None:
             return []
         for number, layer in enumerate(self.layer_specs):
-            made = native.library().mpd_agl_plan_lists(ctypes.byref(ready.plan), number) > 0
+            made = self._lists(ready.plan, number)[0] > 0
             place = self.specs[layer.own.place]
             values = self._steps(layer.own.place) * ready.plan.N * place.height * place.width * place.channels
             found.append(ready.plan.active[number] / values if made else None)
@@ -175,18 +179,16 @@ class NativePlan:
             return out
         library, C_out = native.library(), spec.weight.shape[0]
         block, piece = library.mpd_agl_plan_block(C_out), library.mpd_agl_plan_piece(C_out)
-        rows = spec.weight.view(C_out // block, block, *spec.weight.shape[1:]).permute(0, 2, 3, 4, 1)
-        vnni = spec.scale is not None and piece > 0 and self.specs[spec.place].most > 0
+        vnni = spec.scale is not None and library.mpd_agl_plan_vnni() and self.specs[spec.place].most > 0
         if not vnni:
-            out.rows = self._keep(rows.float())
+            out.rows = self._keep(_in_parts(spec.weight.float(), piece))
         if spec.scale is not None:
             out.scale = self._keep(spec.scale.float())
             if not dense_only:
-                out.whole = self._keep(rows.to(torch.int16))
+                out.whole = self._keep(_in_parts(spec.weight.to(torch.int16), block))
             if vnni:
-                C_in = spec.weight.shape[3]
-                groups = spec.weight.to(torch.int8).view(C_out // piece, piece, K, K, C_in // 4, 4)
-                out.groups = self._keep(groups.permute(0, 2, 3, 4, 1, 5))
+                by_four = spec.weight.to(torch.int8).unflatten(3, (-1, 4)).unflatten(0, (-1, piece))
+                out.groups = self._keep(by_four.permute(0, 2, 3, 4, 1, 5))
         return out
 
     def _lay_out(self) -> Any:
@@ -201,6 +203,11 @@ class NativePlan:
             for name in ("bias", "carried_scale", "tau", "v_th"):
                 setattr(struct, name, self._keep(getattr(spec, name)))
         return out
+
+    def _lists(self, plan: Plan, layer: int) -> tuple[int, int]:
+        """How many lists a layer makes, and the room in each."""
+        cap = ctypes.c_int64(0)
+        return native.library().mpd_agl_plan_lists(ctypes.byref(plan), layer, ctypes.byref(cap)), cap.value
 
     def _prepare(self, batch: int) -> None:
         """Take the memory for so many samples. Borders are zero from here on: nothing ever writes to them."""
@@ -225,19 +232,19 @@ class NativePlan:
             ctypes.addressof(self._layers),
         )
         plan.most_active = -1.0 if self.most_active is None else self.most_active
-        slots = [library.mpd_agl_plan_lists(ctypes.byref(plan), number) for number in range(plan.layers)]
-        bytes_ = floats = 0
-        for count, spec in zip(slots, self.layer_specs, strict=True):
-            most, whole = self.specs[spec.own.place].most, spec.own.scale is not None
-            bytes_ = max(bytes_, count * LIST * (most if whole else 1))
-            floats = max(floats, 0 if whole or most == 1 else count * LIST)
+        slots = places_ = values = 0
+        for number, spec in enumerate(self.layer_specs):
+            count, cap = self._lists(plan, number)
+            slots, places_ = max(slots, count), max(places_, count * cap)
+            if spec.own.scale is None and self.specs[spec.own.place].most > 1:
+                values = max(values, count * cap)
 
         def take(count: int, dtype: torch.dtype) -> int:
             kept.append(torch.zeros(count + 64, dtype=dtype, device="cpu"))
             return kept[-1].data_ptr()
 
-        plan.index, plan.value = take(bytes_, torch.uint8), take(floats, torch.float32)
-        plan.count = take(max(slots), torch.int16)
+        plan.index, plan.value = take(places_, torch.uint8), take(values, torch.float32)
+        plan.count = take(slots, torch.int16)
         active = (ctypes.c_int64 * plan.layers)()
         plan.active = ctypes.cast(active, ctypes.POINTER(ctypes.c_int64))
         line = 64

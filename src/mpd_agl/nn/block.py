@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mpd_agl import kernels
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
+from mpd_agl.nn.event_conv import adopt
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
 from mpd_agl.nn.neuron import NOT_ASKED, Neuron, Pass, potential_of
@@ -66,7 +67,8 @@ class SpikingBlock(nn.Module):
 
     `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` tdBN unless another module is given. `neuron` is made by the
     method unless one is given: any module with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to
-    the block's own before the neuron.
+    the block's own before the neuron. `conv_impl` says how a plain synapse computes (`nn.event_conv`): by default in
+    the way that is quickest for the spikes at hand; "dense" is torch's own.
 
     A call starts at rest; there is no state to reset. `spikes, state = block(x, state=state)` carries one from call to
     call.
@@ -98,9 +100,11 @@ class SpikingBlock(nn.Module):
         alpha: float = 1.0,
         detach_reset: bool = False,
         backend: str = "auto",
+        conv_impl: str = "auto",
     ) -> None:
         super().__init__()
         rule = get_method(method)
+        adopt(synapse, conv_impl)
         self.synapse = synapse
         if neuron is not None:
             v_th = _threshold_of(neuron)
