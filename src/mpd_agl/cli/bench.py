@@ -1,4 +1,4 @@
-"""`mpd-agl bench train|infer|growth|active`: contenders side by side, how cost grows, when skipping zeros pays."""
+"""`mpd-agl bench [train|infer|growth|active]`: contenders side by side, how cost grows, when skipping zeros pays."""
 
 import argparse
 import sys
@@ -26,7 +26,10 @@ ABOUT = {
         "in turns; what computes another result gets no ratio.",
     ),
 }
-EXAMPLES = """examples:
+EXAMPLES = """Without a command: a training step, one image and a large batch, beside other libraries, in some minutes.
+
+examples:
+  mpd-agl bench                                 what a user gets, in one table
   mpd-agl bench train --quick                   a look at a training step beside other libraries
   mpd-agl bench infer --width-mult 1 --batch 16 inference of the paper's ResNet-19
   mpd-agl bench active --rates runs/mine        what skipping zeros is worth at a run's firing rates
@@ -34,7 +37,7 @@ EXAMPLES = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the four subcommands."""
+    """The options of the command and of its four subcommands."""
     main = Parser(
         prog="mpd-agl bench",
         description="Measure time and memory, side by side with other libraries. Wants a quiet machine.",
@@ -42,7 +45,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     main.add_argument("--list", action="store_true", help="print the contenders and end")
-    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    main.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")
+    main.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
+    main.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the records as JSON")
+    commands = main.add_subparsers(dest="command", metavar="COMMAND")
     for command, (short, long) in ABOUT.items():
         p = commands.add_parser(command, help=short, description=f"{short[0].upper()}{short[1:]}. {long}")
         width, batch, rounds = {
@@ -82,7 +88,7 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
             "--part", metavar="LIST", help="some of table,inference,training (default: all; without --rates the table)"
         )
         return
-    some = "native spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
+    some = "ours spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
     if command == "growth":
         p.add_argument("--work", default="train", choices=("train", "infer"), help="what grows (default train)")
@@ -94,6 +100,8 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = parser().parse_args(argv)
+    if a.command is None:
+        return _overview(a)
     if a.rounds < 1:
         raise InputError(f"--rounds must be at least 1, got {a.rounds}.")
     for path in (a.out, a.plot):
@@ -114,6 +122,20 @@ def run(argv: list[str]) -> int:
         write_atomic(a.out, canonical(record))
     if a.plot:
         write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
+    return 0
+
+
+def _overview(a: argparse.Namespace) -> int:
+    """What a user gets, in one table."""
+    from mpd_agl.bench import overview
+    from mpd_agl.records import canonical, write_atomic
+
+    if a.out is not None and not a.out.parent.is_dir():
+        raise InputError(f"the folder {a.out.parent} of {a.out} is not there. Make it first.")
+    found = overview.measure(threads=a.threads, quick=a.quick, note=_note)
+    print(overview.text(found))
+    if a.out:
+        write_atomic(a.out, canonical(found))
     return 0
 
 
@@ -153,10 +175,10 @@ def _note(text: str) -> None:
 
 def _compare(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     from mpd_agl.bench import compare, plot
-    from mpd_agl.bench.contenders import DEFAULT
+    from mpd_agl.bench.contenders import default_for
 
     workload = _workload(a, a.command, 100 if a.command == "train" else 64)
-    names = list(dict.fromkeys(a.contenders or DEFAULT))
+    names = list(dict.fromkeys(a.contenders or default_for(workload)))
     record = compare.compare(workload, names, rounds=a.rounds, quick=a.quick, note=_note)
     return record, compare.text(record), plot.bars(record) if a.plot else None
 
@@ -171,7 +193,7 @@ def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     record = growth.grow(
         _workload(a, a.work, growth.QUICK_BATCH if a.quick else growth.BATCH),
         axes,
-        list(dict.fromkeys(a.contenders or ("native", "spikingjelly"))),
+        list(dict.fromkeys(a.contenders or ("ours", "spikingjelly"))),
         rounds=a.rounds,
         quick=a.quick,
         largest=a.batch,

@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--conv-impl",
-        choices=("dense", "event", "auto"),
-        help="convolutions behind the first layer: dense, event (skips zeros) or auto (default: as trained)",
+        choices=("auto", "dense", "event"),
+        help="convolutions behind the first layer: auto, dense, or event (skips zeros) (default: as trained)",
     )
     p.add_argument(
         "--exit-threshold",

@@ -36,7 +36,7 @@ KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 8)}
 """Channels, and the images and their size that are measured at this width."""
 RATES = (0.05, 0.35)
-TRIES = 4
+TRIES = 5
 MARGIN = 0.95
 """Another way than dense is taken where it is predicted to need at most this share of dense's time."""
 
@@ -144,6 +144,7 @@ def _runs(x: Tensor, weight: Tensor, g: Tensor, stride: int, padding: int) -> di
 def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple[Any, ...]:
     """Input, weight, gradient, stride and padding of a measured layer."""
     kernel, stride = KINDS[kind]
+    batch *= 4 if kernel == 1 else 1  # so that it takes longer than a call
     g, last = torch.Generator().manual_seed(0), torch.channels_last
 
     def spikes(*shape: int) -> Tensor:
@@ -153,7 +154,7 @@ def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple
         return torch.randn(shape, generator=g, dtype=torch.float32, device="cpu")
 
     if not kernel:
-        rows, features = batch, 8 * channels
+        rows, features = 64, 8 * channels
         return spikes(rows, features), noise(features, features), noise(rows, features), 1, 0
     out = (size + 2 * (kernel // 2) - kernel) // stride + 1
     tensors = spikes(batch, channels, size, size), noise(channels, channels, kernel, kernel)
@@ -164,32 +165,40 @@ def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple
 @torch.no_grad()
 def measure() -> Costs:
     """Measure the table, in about a second."""
-    cells: Table = {}
-    for kind in KINDS:
-        cells[kind] = {}
-        for channels, (batch, size) in WIDTHS.items():
-            at: list[dict[tuple[str, str], float]] = []
-            for rate in RATES:
-                case = _case(kind, channels, rate, batch, size)
-                runs = _runs(*case)
-                if at:  # only the event-driven way follows the rate
-                    runs = {key: run for key, run in runs.items() if key[1] == "event"}
-                macs = layer_of(case[0].shape, *case[1:2], *case[3:]).macs
-                at.append({key: ns / macs for key, ns in _best_ns(runs).items()})
-            cell: Table = {name: {} for name in PASSES}
-            for (name, way), low in at[0].items():
-                slope = (at[1][name, way] - low) / (RATES[1] - RATES[0]) if way == "event" else 0.0
-                slope = max(0.0, slope)
-                cell[name][way] = [low - slope * RATES[0], slope]
-            cells[kind][str(channels)] = cell
     tiny = _case("3x3", 16, 0.2, 1, 4)
     calls = _best_ns({way: run for (name, way), run in _runs(*tiny).items() if name == "forward"})
+    cells: Table = {
+        kind: {str(width): _cell(_best_at_rates(kind, width, *WIDTHS[width]), calls) for width in WIDTHS}
+        for kind in KINDS
+    }
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
     packs: dict[Any, Callable[[], Any]] = {w: lambda w=w: convolution.pack(w, weight) for w in ("event", "winograd")}
     packed = {way: ns / weight.numel() for way, ns in _best_ns(packs).items()}
     scans = _best_ns({"tiny": lambda: active.scan(tiny[0]), "large": lambda: active.scan(x)})
     each = max(0.0, scans["large"] - scans["tiny"]) / x.numel()
     return Costs({"cells": cells, "call": calls, "pack": packed, "scan": [scans["tiny"], each]})
+
+
+def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int, list[dict[tuple[str, str], float]]]:
+    """Multiply-adds of a measured layer, and at each rate the nanoseconds of every pass and way."""
+    found: list[dict[tuple[str, str], float]] = []
+    for rate in RATES:
+        case = _case(kind, channels, rate, batch, size)
+        runs = _runs(*case)
+        if found:  # only the event-driven way follows the rate
+            runs = {key: run for key, run in runs.items() if key[1] == "event"}
+        found.append(_best_ns(runs))
+    return layer_of(case[0].shape, case[1], *case[3:]).macs, found
+
+
+def _cell(measured: tuple[int, list[dict[tuple[str, str], float]]], calls: dict[Any, float]) -> Table:
+    """By pass and way [a, b]: what a multiply-add costs beyond the call."""
+    macs, (low, high) = measured
+    cell: Table = {name: {} for name in PASSES}
+    for (name, way), ns in low.items():
+        slope = max(0.0, high.get((name, way), ns) - ns) / (RATES[1] - RATES[0])
+        cell[name][way] = [max(0.0, ns - calls[way] - slope * RATES[0]) / macs, slope / macs]
+    return cell
 
 
 def key() -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Choice:
     @property
     def speed_up(self) -> float:
         """All passes dense over what was taken."""
-        return self.dense_ms / self.total_ms()
+        return self.dense_ms / self.total_ms() if self.total_ms() else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
