@@ -1,14 +1,13 @@
-"""`conv = auto` in a run: what the clock chose is kept, and a resumed run is the same run."""
+"""`conv_impl = auto` in a run: what was chosen is kept, and a resumed run is the same run."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, convolution
+from mpd_agl.kernels import backends_here, convolution, costs
 from mpd_agl.runs import conv_choices, training
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt
@@ -19,7 +18,7 @@ AUTO = {"model": {"conv_impl": "auto", "width_mult": 0.125}, "train": {"ema": 0.
 
 
 class Clock:
-    """A time that depends on the step, and on how often that step came: a second measurement would choose otherwise."""
+    """Costs that depend on the step, and on how often that step came: a second look would choose otherwise."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -30,17 +29,19 @@ class Clock:
         self.told = 0
         return step in (0, 2, 6)
 
-    def ms(self, run: Callable[[], None]) -> float:
-        run()
+    def ms(self) -> float:
         self.told += 1
         step = self.steps[-1] if self.steps else 0
         return float((31 * step + 57 * self.steps.count(step) + 7919 * self.told) % 101 + 1)
+
+    def predict(self, layer: Any, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool) -> Any:
+        return {name: {way: self.ms() for way in ways} for name, ways in known.items()}
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(sys.modules["mpd_agl.nn.event_conv"], "_ms", made.ms)
+    monkeypatch.setattr(costs, "predict", made.predict)
     monkeypatch.setattr(conv_choices, "due", made.due)
     return made
 

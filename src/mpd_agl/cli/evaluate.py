@@ -27,15 +27,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
     p.add_argument(
-        "--fast", action="store_true", help="folded, on the quickest backend; checked against the plain path on a batch"
+        "--fast", action="store_true", help="the quickest path here; checked against the plain path on a batch"
     )
     p.add_argument(
-        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` writes them"
+        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` has them"
     )
     p.add_argument(
         "--conv-impl",
-        choices=("dense", "event", "auto"),
-        help="convolutions behind the first layer: dense, event (skips zeros) or auto (default: as trained)",
+        choices=("auto", "dense", "event"),
+        help="convolutions behind the first layer: auto, dense, or event (skips zeros) (default: as trained)",
     )
     p.add_argument(
         "--exit-threshold",
@@ -100,10 +100,9 @@ def run(argv: list[str]) -> int:
 
 
 def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], thresholds: list[float]) -> Tested:
-    from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.nn import fold
     from mpd_agl.runs import build
-    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network
+    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network, int8_network
     from mpd_agl.runs.load_run import evaluation_device
     from mpd_agl.train.attacks import Pixels, build_attack
     from mpd_agl.train.evaluate import evaluate
@@ -126,7 +125,7 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         if a.fast:
             net, how = fast_network(plain, device)
         if a.int8:
-            net, how = plain_network(plain, int8=True), "folded, int8 weights"
+            net, how = int8_network(plain, device)
     if a.attack:
         how = f"{a.attack} of {a.eps}" + (f" in {a.attack_steps} steps" if a.attack == "pgd" else "")
     tested = Tested(how)
@@ -134,7 +133,7 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=T))
         trained.set_steps(T)
         if plain is not trained.net or net is not plain:
-            plain.num_steps = net.num_steps = T
+            plain.num_steps = net.num_steps = T  # type: ignore[assignment]
         if a.fast:
             tested.differing[T] = compare_predictions(plain, net, loader, device)
         seed_all(config.seed)  # PGD starts at random
