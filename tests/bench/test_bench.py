@@ -221,7 +221,7 @@ def test_one_real_comparison(tmp_path, capsys):
     assert found["ratios"]["base"] == "eager"
     assert found["contenders"]["eager"]["agreement"]["agrees"]
     assert found["contenders"]["eager"]["timed"] >= 2
-    assert "time / eager" in capsys.readouterr().out
+    assert "time over eager" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_neurons_of_every_form():
     for block, form in zip((net.conv1, net.conv2, net.conv2), forms, strict=True):
         other = copy.deepcopy(net)
         name = "conv1" if block is net.conv1 else "conv2"
-        other.get_submodule(name).neuron = LIF(**form)
+        other.get_submodule(name).neuron = LIF(**form).eval()
         assert differing(InferencePlan(other)(x), other(x)) == 0
         assert differing(other(x), net(x)) > 0
 

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import backends_here, convolution, costs
+from mpd_agl.nn import EventConv2d
 from mpd_agl.runs import conv_choices, training
+from mpd_agl.train.distributed import Ranks
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt
 from tests.train.tiny import Silent, fingerprint, tiny
@@ -70,6 +73,35 @@ def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock:
     assert (path / conv_choices.FILE).read_text() == kept
     assert clock.steps.count(6) == 2
     assert fingerprint(path) == fingerprint(tmp_path / "whole")
+
+
+class Second(Ranks):
+    """The second of two processes; the first sends what is given here."""
+
+    rank, world = 1, 2
+
+    def __init__(self, sent: Any) -> None:
+        super().__init__()
+        self.sent = sent
+
+    def from_first(self, data: bytes) -> bytes:
+        return json.dumps(self.sent).encode()
+
+
+def test_every_process_takes_the_first_ones_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, layer = Second([]), EventConv2d(16, 8, 3, padding=1, conv_impl="auto")
+    choices = conv_choices.ConvChoices([layer], tmp_path, ranks)
+    known = {"forward": {"dense": 2.0, "event": 1.0}, "weight_grad": {"dense": 1.0}, "input_grad": {"dense": 1.0}}
+    monkeypatch.setattr(costs, "predict", lambda *a, **k: known)
+    taken = {"forward": "dense", "weight_grad": "dense", "input_grad": "dense"}
+    ranks.sent = {"rate": 0.75, "ms": known, "lists_ms": 0.5, "taken": taken}
+    assert choices.before(0)
+    layer(torch.zeros(0, 16, 4, 4))  # an empty share takes part too
+    assert layer.choice is not None
+    assert (layer.choice.rate, layer.choice.taken) == (0.75, taken)
+    choices.after(0)
+    assert not (tmp_path / conv_choices.FILE).exists()  # the first process writes it
+    assert [entry["step"] for entry in choices.measured] == [0]
 
 
 def test_event_alone_trains_and_resumes_without_a_file(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         attack = build_attack(a.attack, pixels, eps=parse_eps(a.eps), steps=a.attack_steps)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
-    plain = net = trained.net.to(device)
+    plain: Any = trained.net.to(device)
+    net = plain
     how = ""
     if a.fold or a.fast or a.int8 or thresholds:
         plain = net = fold(trained.network) if a.fold else trained.network
@@ -133,7 +134,7 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         loader = build.build_test_loader(config, build.build_data(config, a.split, num_steps=T))
         trained.set_steps(T)
         if plain is not trained.net or net is not plain:
-            plain.num_steps = net.num_steps = T  # type: ignore[assignment]
+            plain.num_steps = net.num_steps = T
         if a.fast:
             tested.differing[T] = compare_predictions(plain, net, loader, device)
         seed_all(config.seed)  # PGD starts at random

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -101,9 +101,9 @@ class Costs:
         found = [cell.get(way) or cells[1 - i].get(way) for i, cell in enumerate(cells)]
         if not all(found):
             return math.inf
-        a, b = ((1 - share) * found[0][k] + share * found[1][k] for k in (0, 1))  # type: ignore[index]
+        a, b = ((1 - share) * found[0][k] + share * found[1][k] for k in (0, 1))
         pack = self.table["pack"].get(way, 0.0) * layer.weights if packs and name != "weight_grad" else 0.0
-        return 1e-6 * (self.table["call"][way] + pack + layer.macs * max(0.0, a + b * rate))
+        return float(1e-6 * (self.table["call"][way] + pack + layer.macs * max(0.0, a + b * rate)))
 
     def lists_ms(self, layer: Layer) -> float:
         """The predicted time of the scan for active lists."""
@@ -125,20 +125,17 @@ def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
 def _runs(x: Tensor, weight: Tensor, g: Tensor, stride: int, padding: int) -> dict[tuple[str, str], Callable[[], Any]]:
     """Every way of every pass on one input; event-driven ones get their lists and packed weights."""
     where, lists = (x.shape, weight, g, stride, padding), active.scan(x)
-    found: dict[tuple[str, str], Callable[[], Any]] = {}
-    for name, ways in convolution.ways_of(weight, stride, padding).items():
-        for way in ways:
-            if name == "forward":
-                packed = convolution.pack(way, weight)
-                found[name, way] = lambda way=way, packed=packed: convolution.forward(
-                    way, x, weight, None, stride, padding, lists, packed
-                )
-            elif name == "weight_grad":
-                source: Any = lists if way == "event" else x
-                found[name, way] = lambda way=way, source=source: convolution.weight_grad(way, source, *where)
-            else:
-                found[name, way] = lambda way=way: convolution.input_grad(way, *where)
-    return found
+
+    def run(name: str, way: str) -> Callable[[], Any]:
+        if name == "forward":
+            packed = convolution.pack(way, weight)
+            return lambda: convolution.forward(way, x, weight, None, stride, padding, lists, packed)
+        if name == "weight_grad":
+            return lambda: convolution.weight_grad(way, lists if way == "event" else x, *where)
+        return lambda: convolution.input_grad(way, *where)
+
+    known = convolution.ways_of(weight, stride, padding)
+    return {(name, way): run(name, way) for name, ways in known.items() for way in ways}
 
 
 def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple[Any, ...]:
@@ -172,8 +169,8 @@ def measure() -> Costs:
         for kind in KINDS
     }
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
-    packs: dict[Any, Callable[[], Any]] = {w: lambda w=w: convolution.pack(w, weight) for w in ("event", "winograd")}
-    packed = {way: ns / weight.numel() for way, ns in _best_ns(packs).items()}
+    packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd")})
+    packed = {way: ns / weight.numel() for way, ns in packs.items()}
     scans = _best_ns({"tiny": lambda: active.scan(tiny[0]), "large": lambda: active.scan(x)})
     each = max(0.0, scans["large"] - scans["tiny"]) / x.numel()
     return Costs({"cells": cells, "call": calls, "pack": packed, "scan": [scans["tiny"], each]})

@@ -87,7 +87,7 @@ class _Prepared:
 
 def _in_parts(w_OKKC: Tensor, size: int) -> Tensor:
     """Weights as (C_out part, K, K, C_in, size)."""
-    return w_OKKC.unflatten(0, (-1, size)).permute(0, 2, 3, 4, 1)
+    return w_OKKC.view(-1, size, *w_OKKC.shape[1:]).permute(0, 2, 3, 4, 1)
 
 
 class NativePlan:
@@ -132,7 +132,8 @@ class NativePlan:
         part = self.part_of(N)
         if part == N:
             return self._call(x_SNHWC.contiguous())
-        return torch.cat([self._call(x.contiguous()) for x in x_SNHWC.split(part, 1)], 1)
+        parts = [x_SNHWC[:, first : first + part].contiguous() for first in range(0, N, part)]
+        return torch.cat([self._call(x) for x in parts], 1)
 
     def _call(self, x_SNHWC: Tensor) -> Tensor:
         N = x_SNHWC.shape[1]
@@ -187,7 +188,7 @@ class NativePlan:
             if not dense_only:
                 out.whole = self._keep(_in_parts(spec.weight.to(torch.int16), block))
             if vnni:
-                by_four = spec.weight.to(torch.int8).unflatten(3, (-1, 4)).unflatten(0, (-1, piece))
+                by_four = spec.weight.to(torch.int8).view(-1, piece, K, K, spec.weight.shape[3] // 4, 4)
                 out.groups = self._keep(by_four.permute(0, 2, 3, 4, 1, 5))
         return out
 
@@ -233,10 +234,10 @@ class NativePlan:
         )
         plan.most_active = -1.0 if self.most_active is None else self.most_active
         slots = places_ = values = 0
-        for number, spec in enumerate(self.layer_specs):
+        for number, layer in enumerate(self.layer_specs):
             count, cap = self._lists(plan, number)
             slots, places_ = max(slots, count), max(places_, count * cap)
-            if spec.own.scale is None and self.specs[spec.own.place].most > 1:
+            if layer.own.scale is None and self.specs[layer.own.place].most > 1:
                 values = max(values, count * cap)
 
         def take(count: int, dtype: torch.dtype) -> int:

@@ -74,7 +74,7 @@ class InferencePlan(nn.Module):
         self._net = [copy.deepcopy(net).cpu() if folded else fold(net).cpu()]  # hidden: a plan has no parameters
         self.int8, self.most_active = int8, most_active
         self.num_steps, self.options, self.name = net.num_steps, net.options, net.name
-        self.places, self.layers = _Walk(self._net[0], int8).walk()
+        self.places, self.layers = _Walk(self._net[0], int8).walk()  # type: ignore[arg-type]
         self._plans: dict[Any, NativePlan] = {}
         self._lock = threading.Lock()
         self.eval()

@@ -233,13 +233,15 @@ def adopt(synapse: nn.Module, conv_impl: str) -> None:
         raise unknown_name("conv_impl", conv_impl, CONV_IMPLS)
     if conv_impl == "dense":
         return
+    made: Any = synapse
     if type(synapse) is nn.Linear:
-        synapse.__class__ = EventLinear
-        synapse.choose(conv_impl)  # type: ignore[attr-defined]
+        made.__class__ = EventLinear
     elif type(synapse) is nn.Conv2d and _is_plain(synapse):
-        synapse.__class__ = EventConv2d
-        synapse.stride_1d, synapse.padding_1d = synapse.stride[0], int(synapse.padding[0])  # type: ignore[assignment]
-        synapse.choose(conv_impl)  # type: ignore[operator]
+        made.__class__ = EventConv2d
+        made.stride_1d, made.padding_1d = synapse.stride[0], synapse.padding[0]
+    else:
+        return
+    made.choose(conv_impl)
 
 
 def _is_plain(conv: nn.Conv2d) -> bool:
