@@ -126,14 +126,14 @@ def as_array_set(
     split: str,
     classes: Sequence[str] | None = None,
     like: ArraySet | None = None,
-    as_is: bool = False,
+    as_is: bool | None = False,
 ) -> ArraySet:
     """Turn `(x, y)` arrays or tensors, or a torch `Dataset` of (image, label), into an `ArraySet`.
 
     Images are uint8, or floats from 0 to 1, channels first or last; labels are integers from 0 on. Mean and std are
     measured. For a test split pass the training set as `like`: it then has that set's classes, mean and std.
 
-    Samples that can be neither images nor frames, and all samples with `as_is`, are kept as float32 in their shape.
+    With `as_is` samples of any shape are kept as float32; None keeps those so that can be neither images nor frames.
 
     >>> x = np.zeros((4, 1, 8, 8), np.float32)
     >>> found = as_array_set((x, np.array([0, 1, 0, 1])), name="mine", split="train")
@@ -142,9 +142,10 @@ def as_array_set(
     """
     if isinstance(data, ArraySet):
         return check_array_set(replace(data, split=split))
-    as_is = as_is or (like is not None and like.sample_shape is not None)
+    as_is = True if like is not None and like.sample_shape is not None else as_is
     x, y = _arrays(data, name, as_is)
-    if as_is or not (x.ndim == 3 or (x.ndim in (4, 5) and {x.shape[-1], x.shape[-3]} & set(CHANNELS))):
+    like_images = x.ndim == 3 or (x.ndim in (4, 5) and bool({x.shape[-1], x.shape[-3]} & set(CHANNELS)))
+    if as_is or (as_is is None and not like_images):
         return _as_it_is(x, y, type(data).__name__, name, split, classes, like)
     x = channels_last(x, f"the x of {name!r}")
     if not len(x):
@@ -229,7 +230,7 @@ def _numpy(value: Any) -> Any:
     return value
 
 
-def _arrays(data: Any, name: str, as_is: bool = False) -> tuple[NDArray[Any], Any]:
+def _arrays(data: Any, name: str, as_is: bool | None = False) -> tuple[NDArray[Any], Any]:
     """The images and the labels of a pair of arrays, a `TensorDataset`, or a `Dataset` that is read through once."""
     data = getattr(data, "tensors", data)
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
@@ -246,7 +247,7 @@ def _arrays(data: Any, name: str, as_is: bool = False) -> tuple[NDArray[Any], An
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise InputError(f"sample {i} of {name!r} is a {type(item).__name__}, expected a pair (image, label).")
         value = item[0] if hasattr(item[0], "getbands") else np.asarray(_numpy(item[0]))
-        if as_is or getattr(value, "ndim", 2) not in (2, 3, 4):
+        if as_is or (as_is is None and getattr(value, "ndim", 2) not in (2, 3, 4)):
             image = np.asarray(value)
         else:
             image = as_bytes(_image(item[0], f"sample {i} of {name!r}"), f"sample {i} of {name!r}")

@@ -192,7 +192,7 @@ def _sets(config: RunConfig, train: Any, test: Any, classes: Sequence[str] | Non
             f"got {'both' if test is not None else 'none'}"
             ". Give fit `test`, or holdout=500."
         )
-    whole = _array_set(train, "train", classes=classes, as_is=as_is)
+    whole = _array_set(train, "train", classes=classes, as_is=as_is or None)
     if test is None:
         return chosen(config, whole, "train"), chosen(config, whole, "validation")
     other = _array_set(test, "test", like=whole)
