@@ -373,13 +373,3 @@ def test_a_torn_record_is_not_a_finished_run(by_hand, tmp_path):
     text = (path / "record.json").read_text()
     (path / "record.json").write_text(text[: len(text) // 2])
     assert not Pool(tmp_path).finished(asked.configs()[0])
-
-
-def test_convolutions_are_not_chosen_by_several_clocks():
-    from types import SimpleNamespace
-
-    from mpd_agl.runs.build import build_run
-    from tests.train.tiny import tiny
-
-    with pytest.raises(InputError, match="got 2 processes. Use event or dense"):
-        build_run(tiny({"model": {"conv_impl": "auto"}}), ranks=SimpleNamespace(world=2))
