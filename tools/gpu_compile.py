@@ -109,7 +109,7 @@ def compiled(call, constants, target):
     signature = {name: signature[name] for name in function.arg_names}
     places = {(function.arg_names.index(name),): value for name, value in fixed.items()}
     source = ASTSource(function, signature, places, attributes)
-    options = {"num_warps": kernels.WARPS, "enable_fp_fusion": True}
+    options = kernels.compile_options(function, amd=target.backend == "hip")
     kept = [n for n in function.arg_names if n not in fixed]
     return triton.compile(source, target=target, options=options), kept
 
@@ -191,9 +191,9 @@ def look(call, constants, name):
     return row
 
 
-def is_wanted(case, wanted):
-    """Whether a case is asked for, by its name or the beginning of it."""
-    return not wanted or any(case == w or case.startswith(f"{w} ") for w in wanted)
+def is_wanted(name, wanted):
+    """Whether a case or a kernel is asked for, by its name or the words that it begins with."""
+    return not wanted or any(name == w or name.startswith(f"{w} ") for w in wanted)
 
 
 def table(targets, wanted, some):
@@ -205,7 +205,7 @@ def table(targets, wanted, some):
         for call, constants in launches(dtype, T, C, options):
             function, grid = call[0], call[1]
             kernel = function.__name__.strip("_")
-            if some and kernel not in some:
+            if not is_wanted(kernel, some):
                 continue
             kinds = [str(a.dtype) if isinstance(a, torch.Tensor) else a for a in call[2:]]
             key = json.dumps([function.__name__, kinds, constants])
@@ -227,7 +227,8 @@ def main():
     parser.add_argument("-o", "--out", default="-", help="the file to write; - is the screen")
     a = parser.parse_args()
     kept = json.loads(Path(a.out).read_text())["kernels"] if Path(a.out).exists() else []
-    kept = [row for row in kept if row["target"] not in a.targets or not is_wanted(row["case"], a.cases)]
+    asked = ((a.cases, "case"), (a.kernels, "kernel"), (a.targets, "target"))
+    kept = [row for row in kept if not all(is_wanted(row[key], some) for some, key in asked)]
     record = {
         "what": "tools/gpu_compile.py",
         "triton": version("triton"),

@@ -21,6 +21,7 @@ def test_one_record_and_one_page(tmp_path, monkeypatch, capsys):
         return {"step": STEP, "layers": LAYER, "epoch": EPOCH}[task["task"]]
 
     monkeypatch.setattr(gpu, "ask", ask)
+    monkeypatch.setattr(gpu, "resolved_name", lambda *_: "native")
     monkeypatch.setattr(gpu, "backends_here", lambda device: {"native": "", "triton": "it is too old", "eager": ""})
     monkeypatch.setattr(
         gpu, "check_all", lambda *_: [gpu_checks.check("eager", "cpu", "float32", "arctan", 2, 2, 3, 5)]

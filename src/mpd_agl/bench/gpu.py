@@ -19,7 +19,8 @@ import torch
 from mpd_agl import records
 from mpd_agl.bench.gpu_checks import check_all
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, resolve
+from mpd_agl.kernels import backends_here
+from mpd_agl.kernels.backends import resolved_name
 from mpd_agl.paper.quoted import TABLE4
 
 Note = Callable[[str], None]
@@ -108,7 +109,7 @@ def measure(device: str, minutes: float, note: Note) -> dict[str, Any]:
         steps.append({"contender": name, "precision": precision, **ask(task, timeout)})
         if name in backends_here(device):
             layers.append({"contender": name, "precision": precision, **ask({**task, "task": "layers"}, timeout)})
-    backend = resolve("auto", torch.device(device), torch.float32).name
+    backend = resolved_name("auto", device, torch.float32)
     epochs = []
     for method in TABLE4:
         note(f"Table 4: {method}")
