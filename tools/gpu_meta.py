@@ -48,14 +48,14 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 class Watch(TorchDispatchMode):
-    """Counts operators, and copies of activations by where they happen."""
+    """Counts operators that are no views, and copies of activations by where they happen."""
 
     def __init__(self):
         super().__init__()
         self.operators, self.copies = 0, Counter()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.operators += 1
+        self.operators += not any(r.alias_info and not r.alias_info.is_write for r in operator._schema.returns)
         if operator.overloadpacket in DONE:
             return None
         out = operator(*args, **(kwargs or {}))
