@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("src/mpd_agl/kernels")
+SOURCES = ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp", "plan.cpp")
 COMMON = [
     "-std=c++17",
     "-O3",
@@ -53,7 +54,7 @@ class BuildNative(build_ext):
         objects = []
         for level, flags in levels.items():
             objects += self.compiler.compile(
-                [str(KERNELS / name) for name in ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp")],
+                [str(KERNELS / name) for name in SOURCES],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
                 extra_postargs=[*COMMON, *openmp, *flags, *SANITIZE],

@@ -115,14 +115,20 @@ def compiled(call, constants, target):
 
 
 def ptxas(ptx):
-    """Registers and spilled bytes of a thread, by the assembler that comes with Triton."""
-    program = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    """Registers and spilled bytes of a thread, by an assembler that comes with Triton and knows this version of PTX."""
+    programs = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
         target = re.search(r"^\.target (\w+)", ptx, re.M).group(1)
-        command = [program, "-v", f"-arch={target}", file.name, "-o", os.devnull]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        for program in programs:
+            command = [program, "-v", f"-arch={target}", file.name, "-o", os.devnull]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    text = done.stderr
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", text))
     return {"registers": int(re.search(r"Used (\d+) registers", text).group(1)), "spilled_bytes": spilled}
 

@@ -446,3 +446,27 @@ def test_our_own_neurons_have_their_rule_already():
     result = adapt(nn.Sequential(nn.Linear(10, 4), LIF(method="mpd-agl")), batch())
     assert result.layers == ()
     assert "own width rule" in result.not_adapted[0].reason
+
+
+def test_mpd_gain_sets_the_height_of_the_neurons_own_surrogate():
+    net = own_net(depth=1, norm=False)
+    x = batch()[:1]
+    adapt(net, x, method="mpd-gain", chain=5)
+    (_, _, own) = adaptive_spikes(net)[0]
+    net.train()
+    with_gain = grads(net, x)
+    (gain,) = own.gain_T
+    assert 0.1 < float(gain) < 10
+    assert abs(float(gain) - 1) > 0.05
+    own.width.gain = lambda *_: None
+    for a, b in zip(with_gain, grads(net, x), strict=True):
+        torch.testing.assert_close(a, gain * b, rtol=1e-5, atol=1e-6)
+
+
+def test_mpd_gain_takes_all_layers_as_one_chain_unless_told_otherwise():
+    shares = []
+    for chain in (None, 2):
+        net = own_net(depth=4)
+        adapt(net, batch(), method="mpd-gain", chain=chain)
+        shares.append({own.width.layers for _, _, own in adaptive_spikes(net)})
+    assert shares == [{4}, {2}]

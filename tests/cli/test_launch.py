@@ -93,22 +93,3 @@ def test_a_run_of_another_launch_is_refused_and_its_own_is_not(
     assert started == []
     assert main(["launch", "--nproc", "2", "--rdzv-id", "job", *train]) == 0
     assert len(started) == 1
-
-
-def test_conv_auto_is_refused_before_any_process_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("mpd_agl.cli.launch._launch", lambda arguments: pytest.fail("started"))
-    asked = [
-        "launch",
-        "--nproc",
-        "2",
-        "--",
-        "train",
-        "--preset",
-        "demo",
-        "--model.conv_impl",
-        "auto",
-        "--runs-dir",
-        str(tmp_path),
-    ]
-    assert main(asked) == 2
-    assert "model.conv_impl auto chooses by one process's clock, got 2 processes." in capsys.readouterr().err

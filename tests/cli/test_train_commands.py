@@ -55,7 +55,8 @@ def test_a_run_prints_lines_and_its_result(tmp_path: Path, capsys: pytest.Captur
     )
     assert out[-1].endswith(str(path))
     assert {p.name for p in path.iterdir()} == {
-        ".lock", "config.toml", "metrics.jsonl", "record.json", "log.txt", "checkpoints", "model.safetensors"
+        *(".lock", "config.toml", "convs.json", "metrics.jsonl"),
+        *("record.json", "log.txt", "checkpoints", "model.safetensors"),
     }  # fmt: skip
 
 

@@ -23,11 +23,11 @@ def inject(kind: str, at: int, draw: Random) -> None:
     plain, step = Stepper.step, 0
     value = float("nan") if kind.startswith("NaN") else draw.choice((float("inf"), float("-inf")))
 
-    def faulty(self: Stepper, x: torch.Tensor, y: torch.Tensor) -> Any:
+    def faulty(self: Stepper, x: torch.Tensor, y: torch.Tensor, *rest: Any) -> Any:
         nonlocal step
         step += 1
         if step != at:
-            return plain(self, x, y)
+            return plain(self, x, y, *rest)
         if kind.endswith("input"):
             x = x.clone()
             x.view(-1)[draw.randrange(x.numel())] = value
@@ -43,7 +43,7 @@ def inject(kind: str, at: int, draw: Random) -> None:
                 return spoilt
 
             parameter.register_hook(spoil)
-        return plain(self, x, y)
+        return plain(self, x, y, *rest)
 
     Stepper.step = faulty  # type: ignore[method-assign]
 

@@ -9,14 +9,13 @@ from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import active as kernel
-from mpd_agl.kernels import backends_here
+from mpd_agl.kernels import backends_here, costs
 from mpd_agl.models import create_model
 from mpd_agl.nn import (
     Choice,
     EventConv2d,
     EventLinear,
     SpikingBlock,
-    event_conv,
     event_layers,
     fold,
     over_time,
@@ -136,14 +135,16 @@ def test_a_folded_network_gives_the_dense_ones_logits():
 
 
 def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
-    def tried(forward, gradients=(), scan=4.0):  # the least of three tries counts
-        return [*forward, *gradients] * 2 + [2 * t for t in (*forward, *gradients)] + [scan] * 3
+    def times(*forward_weight_input):
+        names = zip(("forward", "weight_grad", "input_grad"), forward_weight_input, strict=False)
+        return {name: dict(zip(("dense", "event"), ms, strict=False)) for name, ms in names}
 
-    evaluation = tried((9.0, 1.0))
-    training = tried((9.0, 8.0), (3.0, 2.0, 7.0))  # two passes by events save 2 ms, and their lists cost 4
-    later = tried((9.0, 1.0), (3.0, 4.0, 7.0))
-    times = iter(evaluation + training + later)
-    monkeypatch.setattr(event_conv, "_ms", lambda run: (run(), next(times))[1])
+    evaluation = times((9.0, 1.0))
+    training = times((9.0, 8.0), (3.0, 2.0), (7.0,))  # two passes by events save 2 ms, and their lists cost 4
+    later = times((9.0, 1.0), (3.0, 4.0), (7.0,))
+    predicted = iter((evaluation, training, later))
+    monkeypatch.setattr(costs, "predict", lambda layer, rate, known, packs: next(predicted))
+    monkeypatch.setattr(costs, "predict_lists", lambda layer: 4.0)
     layer = EventConv2d(16, 8, 3, padding=1, bias=False, conv_impl="auto")
     x = spikes(2, 16, 6, 6)
     with torch.no_grad():
@@ -151,7 +152,7 @@ def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
     assert (layer.choice.taken, layer.choice.lists_ms) == ({"forward": "event"}, 4.0)
     assert (layer.choice.speed_up, layer.choice.training) == (9 / (1 + 4), False)
     assert layer.choice.rate == pytest.approx(float(x.mean()))
-    layer(x)  # the first training call measures the gradients too
+    layer(x)  # the first training call looks at the gradients too
     assert layer.choice.taken == {"forward": "dense", "weight_grad": "dense", "input_grad": "dense"}
     assert (layer.choice.speed_up, layer.choice.training) == (1.0, True)
     layer.every = 3
@@ -163,7 +164,37 @@ def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
     layer(x)
     assert layer.choice.taken == {"forward": "event", "weight_grad": "dense", "input_grad": "dense"}
     assert layer.choice.speed_up == (9 + 3 + 7) / (1 + 4 + 3 + 7)
-    assert next(times, None) is None
+    assert next(predicted, None) is None
+
+
+def test_another_way_must_be_clearly_quicker(monkeypatch):
+    layer, x = EventConv2d(16, 8, 3, padding=1, conv_impl="auto"), spikes(2, 16, 6, 6)
+    monkeypatch.setattr(costs, "predict_lists", lambda layer: 0.0)
+    for event, way in ((0.96, "dense"), (0.94, "event")):
+        monkeypatch.setattr(costs, "predict", lambda *a, event=event, **k: {"forward": {"dense": 1.0, "event": event}})
+        assert layer.predict(x, training=False).taken == {"forward": way}
+
+
+def test_a_plain_synapse_of_a_block_chooses_too():
+    conv = nn.Conv2d(16, 8, 3, padding=1, bias=False)
+    weight = conv.weight
+    block = SpikingBlock(conv)
+    assert block.synapse is conv
+    assert isinstance(conv, EventConv2d)
+    assert conv.weight is weight
+    assert (conv.conv_impl, conv.stride_1d, conv.padding_1d) == ("auto", 1, 1)
+    assert type(SpikingBlock(nn.Conv2d(4, 8, 3), conv_impl="dense").synapse) is nn.Conv2d
+    for other in (
+        {"groups": 2},
+        {"dilation": 2},
+        {"padding": "same"},
+        {"padding_mode": "circular"},
+        {"stride": (1, 2)},
+    ):
+        assert type(SpikingBlock(nn.Conv2d(4, 8, 3, **other)).synapse) is nn.Conv2d
+    assert type(SpikingBlock(nn.Conv2d(4, 8, 7)).synapse) is nn.Conv2d
+    assert isinstance(SpikingBlock(nn.Linear(4, 8)).synapse, EventLinear)
+    assert copy.deepcopy(block)(spikes(3, 16, 6, 6).unsqueeze(0), num_steps=2).shape == (2, 3, 8, 6, 6)
 
 
 @pytest.mark.parametrize(

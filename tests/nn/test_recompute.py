@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from mpd_agl.analysis import Monitor
-from mpd_agl.kernels import ActiveLists, backends_here
+from mpd_agl.kernels import ActiveLists, backends_here, costs
 from mpd_agl.models import create_model
-from mpd_agl.nn import event_conv, event_layers
+from mpd_agl.nn import event_layers
 
 NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -88,9 +88,14 @@ def test_evaluation_is_the_plain_call():
 
 @NATIVE
 def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
-    """A clock by which event and dense win in turns: a choice that changes between the passes would be an error."""
-    clock = itertools.cycle([2.0, 1.0] * (6 * event_conv.TRIES) + [1.0, 2.0] * (6 * event_conv.TRIES))  # 6 layers
-    monkeypatch.setattr(event_conv, "_ms", lambda run: (run(), next(clock))[1])
+    """Costs by which event and dense win in turns: a choice that changes between the passes would be an error."""
+    event = itertools.cycle([0.5] * 6 + [2.0] * 6)  # 6 layers
+
+    def predict(layer, rate, known, packs):
+        quick = next(event)
+        return {name: {way: quick if way == "event" else 1.0 for way in ways} for name, ways in known.items()}
+
+    monkeypatch.setattr(costs, "predict", predict)
     net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="auto").train()
     layers = event_layers(net).values()
     for layer in layers:

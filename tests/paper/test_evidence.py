@@ -141,6 +141,8 @@ def test_falls_are_differences_of_the_loss_and_leave_the_weights():
     for mine, theirs in zip(grads, descent_measure.weights(net), strict=True):
         torch.testing.assert_close(mine, theirs.grad, rtol=0, atol=0)
     assert list(rms) == ["conv1", "conv2", "conv3"]
+    told = descent_measure.measure(net, config, "mpd-agl", (1.0,), [(same, fresh)])["1"]
+    assert (told["layers"], told["gradient_rms"]) == (list(rms), list(rms.values()))
     before = [p.detach().clone() for p in own.parameters()]
     found = descent_measure.falls(own, grads, same, fresh, layerwise=False)
     for p, kept in zip(own.parameters(), before, strict=True):

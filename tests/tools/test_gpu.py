@@ -69,10 +69,17 @@ def test_the_recorded_table_holds_the_counts():
     hold_counts(rows)
 
 
+COPYING = ("rival-ds-atgo", "rival-mpbn", "rival-mpr", "rival-statten", "rival-trsg")
+"""Rivals that run by the written equations, attend to tokens or start at a learnt potential: they wait for nothing, and
+they do copy."""
+
+
 @needs_triton
 @pytest.mark.parametrize("preset", list(list_presets()))
 def test_a_training_step_of_every_preset_waits_for_nothing_and_copies_nothing(preset):
-    found = gpu_meta.step(read_preset(preset))
+    found = gpu_meta.step(read_preset(preset))  # a wait is an error there
+    if preset.startswith(COPYING):
+        return
     assert set(found["layout"]) <= AT_THE_ENDS
     assert sum(found["layout"].values()) <= 2
     assert not found["dtype"]
@@ -86,12 +93,13 @@ def test_autocast_a_scaled_loss_and_shared_statistics(backend, options):
     assert set(found["layout"]) <= AT_THE_ENDS
     # autocast casts weights and images; the fused step of triton takes its input as it comes
     if backend == "triton":
-        assert set(found["dtype"]) <= {"over_time", "mean_output", "step"}
+        assert set(found["dtype"]) <= {"over_time", "dense", "mean_output", "step"}
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "mpd-agl"])
 def test_a_training_step_of_every_method(method):
-    gpu_meta.step(merge(read_preset("demo"), {"method": method}), backend="eager")
+    steps = METHODS[method].max_steps or 2
+    gpu_meta.step(merge(read_preset("demo"), {"method": method, "model": {"num_steps": steps}}), backend="eager")
 
 
 def test_the_meta_device_finds_what_it_is_there_for(monkeypatch):

@@ -1,15 +1,17 @@
-"""`conv = auto` in a run: what the clock chose is kept, and a resumed run is the same run."""
+"""`conv_impl = auto` in a run: what was chosen is kept, and a resumed run is the same run."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, convolution
+from mpd_agl.kernels import backends_here, convolution, costs
+from mpd_agl.nn import EventConv2d
 from mpd_agl.runs import conv_choices, training
+from mpd_agl.train.distributed import Ranks
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt
 from tests.train.tiny import Silent, fingerprint, tiny
@@ -19,7 +21,7 @@ AUTO = {"model": {"conv_impl": "auto", "width_mult": 0.125}, "train": {"ema": 0.
 
 
 class Clock:
-    """A time that depends on the step, and on how often that step came: a second measurement would choose otherwise."""
+    """Costs that depend on the step, and on how often that step came: a second look would choose otherwise."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -30,17 +32,19 @@ class Clock:
         self.told = 0
         return step in (0, 2, 6)
 
-    def ms(self, run: Callable[[], None]) -> float:
-        run()
+    def ms(self) -> float:
         self.told += 1
         step = self.steps[-1] if self.steps else 0
         return float((31 * step + 57 * self.steps.count(step) + 7919 * self.told) % 101 + 1)
+
+    def predict(self, layer: Any, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool) -> Any:
+        return {name: {way: self.ms() for way in ways} for name, ways in known.items()}
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(sys.modules["mpd_agl.nn.event_conv"], "_ms", made.ms)
+    monkeypatch.setattr(costs, "predict", made.predict)
     monkeypatch.setattr(conv_choices, "due", made.due)
     return made
 
@@ -69,6 +73,35 @@ def test_a_stopped_run_keeps_its_choices_and_repeats_none(tmp_path: Path, clock:
     assert (path / conv_choices.FILE).read_text() == kept
     assert clock.steps.count(6) == 2
     assert fingerprint(path) == fingerprint(tmp_path / "whole")
+
+
+class Second(Ranks):
+    """The second of two processes; the first sends what is given here."""
+
+    rank, world = 1, 2
+
+    def __init__(self, sent: Any) -> None:
+        super().__init__()
+        self.sent = sent
+
+    def from_first(self, data: bytes) -> bytes:
+        return json.dumps(self.sent).encode()
+
+
+def test_every_process_takes_the_first_ones_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, layer = Second([]), EventConv2d(16, 8, 3, padding=1, conv_impl="auto")
+    choices = conv_choices.ConvChoices([layer], tmp_path, ranks)
+    known = {"forward": {"dense": 2.0, "event": 1.0}, "weight_grad": {"dense": 1.0}, "input_grad": {"dense": 1.0}}
+    monkeypatch.setattr(costs, "predict", lambda *a, **k: known)
+    taken = {"forward": "dense", "weight_grad": "dense", "input_grad": "dense"}
+    ranks.sent = {"rate": 0.75, "ms": known, "lists_ms": 0.5, "taken": taken}
+    assert choices.before(0)
+    layer(torch.zeros(0, 16, 4, 4))  # an empty share takes part too
+    assert layer.choice is not None
+    assert (layer.choice.rate, layer.choice.taken) == (0.75, taken)
+    choices.after(0)
+    assert not (tmp_path / conv_choices.FILE).exists()  # the first process writes it
+    assert [entry["step"] for entry in choices.measured] == [0]
 
 
 def test_event_alone_trains_and_resumes_without_a_file(tmp_path: Path) -> None:

@@ -276,13 +276,13 @@ def test_a_nan_that_is_read_later_is_told_with_its_step_and_not_saved(
         "mpd_agl.runs.build.build_optimizer", lambda net, config, fused: build_optimizer(net, config, fused=True)
     )
 
-    def faulty(self: step.Stepper, x: object, y: object) -> None:
+    def faulty(self: step.Stepper, x: object, y: object, *rest: object) -> None:
         nonlocal steps
         steps += 1
         self.read_every = 20
         loss = self.loss
         self.loss = (lambda o, y: loss(o, y) * float("nan")) if steps == 6 else loss
-        plain(self, x, y)  # type: ignore[arg-type]
+        plain(self, x, y, *rest)  # type: ignore[arg-type]
         self.loss = loss
 
     monkeypatch.setattr(step.Stepper, "step", faulty)

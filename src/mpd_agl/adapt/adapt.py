@@ -22,6 +22,7 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import MeasuredMoments, PotentialSums
 from mpd_agl.nn.neuron import Neuron
+from mpd_agl.nn.width import set_chain
 
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
@@ -155,6 +156,7 @@ def adapt(
     surrogate: str | Surrogate | None = None,
     momentum: float = 0.1,
     every: int = 8,
+    chain: int | None = None,
     forward: Callable[[nn.Module, Any], object] | None = None,
     fuse: Fuse = False,
 ) -> Adaptation:
@@ -177,6 +179,9 @@ def adapt(
     rule's moments are predicted from the norm's parameters at every training pass (the generalised Eq. 7); elsewhere,
     and with `moments="measured"`, they are running moments of the potential, measured on every `every`-th training
     pass.
+
+    `method="mpd-gain"` sets the surrogate's height as well, and its width by `chain`: the number of spiking layers on
+    the longest way without a shortcut. None takes all layers; in a residual network pass that of a branch, mostly 2.
 
     The neuron's own surrogate is used, stretched to the width. `surrogate="rectangular"` (or any of
     `core.SURROGATES`) replaces its shape.
@@ -239,10 +244,12 @@ def adapt(
             if calibrate is not False:
                 fits = calibration.calibrate(net, ran, run, before, threshold=calibrate == "threshold", spread=spread)
             now = calibration.watch(net, ran, run) if calibrate is not False else before
-            sources = {
-                layer.name: _set_width(layer, rule, now[layer.name], moments, MeasuredMoments(momentum=momentum), every)
-                for layer in ran
-            }
+            layers_in_chain = len(ran) if chain is None else chain
+            sources = {}
+            for layer in ran:
+                measured = MeasuredMoments(momentum=momentum)
+                seen = now[layer.name]
+                sources[layer.name] = _set_width(layer, rule, layers_in_chain, seen, moments, measured, every)
             with_widths = calibration.watch(net, ran, run, with_widths=True)
         left: dict[str, str] = {}
         if fuse:
@@ -352,7 +359,13 @@ def _check(net: Any, batch: Any) -> None:
 
 
 def _set_width(
-    layer: Layer, rule: Method | None, seen: Watched, wanted: Source, measured: MeasuredMoments, every: int
+    layer: Layer,
+    rule: Method | None,
+    chain: int,
+    seen: Watched,
+    wanted: Source,
+    measured: MeasuredMoments,
+    every: int,
 ) -> str:
     """Decide where the moments come from, and compute the first widths."""
     spike, membrane = layer.spike, layer.adapter.membrane(layer.neuron)
@@ -360,6 +373,7 @@ def _set_width(
     if rule is None:
         return "own"
     spike.width = rule.width().to(spike.place.device)
+    set_chain(spike, chain)
     measured.to(spike.place.device)
     first_order = membrane.kept is not None and membrane.current_kept is None
     predictable = layer.predictable and first_order and layer.num_calls == 1 and not spike.width.needs_batch

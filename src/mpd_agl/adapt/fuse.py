@@ -93,6 +93,7 @@ class Fusion:
             "detach_reset": n.detach_reset,
             "kept_0": kept_0,
             "return_state": True,
+            "gain_T": self.spike.gain_now(T),
         }
         if self.norm is None:
             current = None

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from mpd_agl.adapt.adapters import Membrane, adapter_of
-from mpd_agl.adapt.surrogates import Shape, SpikeFunction, measure, shaped_spike
+from mpd_agl.adapt.surrogates import AsSurrogate, Shape, SpikeFunction, measure, scale_gradient, shaped_spike
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
@@ -79,6 +79,8 @@ class AdaptiveSpike(nn.Module):
         self.num_steps, self.every, self.uses = 1, 1, 1
         self.kappa_T: Tensor | None = None
         """The last widths."""
+        self.gain_T: Tensor | None = None
+        """The last factors on the surrogate's height; None where the rule has none."""
         self.watchers: list[Watcher] = []
         self.only_watches = False
         """Whether this one was put here to watch a network that is not adapted (`watch_only`)."""
@@ -164,8 +166,10 @@ class AdaptiveSpike(nn.Module):
             self._measures = self._sequences % self.every == 0
             self._sequences += 1
         if self.width is not None:
-            kappa_T = self.widths(membrane, num_steps)
+            potential = self.potential(membrane, num_steps)
+            kappa_T: Tensor = self.width(potential)
             self.kappa_T = kappa_T.detach()
+            self.gain_T = self.width.gain(potential, self.kappa_T, self.surrogate or AsSurrogate(self))
             self._ratio_T = (kappa_T if self.surrogate is not None else self.shape.width / kappa_T).unbind(0)
 
     def _take_in(self, membrane: Membrane) -> None:
@@ -189,6 +193,12 @@ class AdaptiveSpike(nn.Module):
     def widths(self, membrane: Membrane, num_steps: int) -> Tensor:
         """kappa_T of the rule, from the potential as it is now."""
         assert self.width is not None
+        kappa_T: Tensor = self.width(self.potential(membrane, num_steps))
+        return kappa_T
+
+    def potential(self, membrane: Membrane, num_steps: int) -> Potential:
+        """What the rule may know of the potential."""
+        assert self.width is not None
         tau = self._tau(membrane)
         batch = None
         if self.width.needs_batch and self.measured is not None:
@@ -200,8 +210,7 @@ class AdaptiveSpike(nn.Module):
                 return self._measured_moments(kind, num_steps)
             return self._predicted_moments(membrane, tau, kind, num_steps)
 
-        kappa_T: Tensor = self.width(Potential(num_steps, membrane.threshold, tau, moments, batch))
-        return kappa_T
+        return Potential(num_steps, membrane.threshold, tau, moments, batch)
 
     def reads_moments(self, membrane: Membrane) -> bool:
         """Whether the rule asks for the potential at all; a fixed width does not."""
@@ -252,10 +261,11 @@ class AdaptiveSpike(nn.Module):
             s = self.function(u)
         else:
             ratio = self._ratio_T[min(t, len(self._ratio_T) - 1)]
+            v = u if self.gain_T is None else scale_gradient(u, self.gain_T[min(t, len(self.gain_T) - 1)])
             if self.surrogate is not None:
-                s = shaped_spike(u, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
+                s = shaped_spike(v, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
             else:
-                s = self.function(u * ratio)
+                s = self.function(v * ratio)
         self.see(t - self._time, u, s)
         return s
 
@@ -266,6 +276,13 @@ class AdaptiveSpike(nn.Module):
         last = len(self._ratio_T) - 1
         ratio_T = torch.stack([self._ratio_T[min(self._time + t, last)] for t in range(num_steps)])
         return ratio_T if self.surrogate is not None else self.shape.width / ratio_T
+
+    def gain_now(self, num_steps: int) -> Tensor | None:
+        """The factors on the surrogate's height of the call that runs, for a kernel."""
+        if self._ratio_T is None or not self.adapts or self.gain_T is None:
+            return None
+        last = len(self.gain_T) - 1
+        return self.gain_T[[min(self._time + t, last) for t in range(num_steps)]]
 
     @property
     def is_measuring(self) -> bool:
@@ -309,6 +326,7 @@ class AdaptiveSpike(nn.Module):
         state = self.__dict__.copy()
         # A copy or a pickle of a watched network is not watched.
         kept: dict[str, Any] = {"watchers": [], "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
+        kept |= {"gain_T": None if self.gain_T is None else self.gain_T.clone()}
         kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None}
         kept |= {"_measures": False, "_sums": {}, "_states": []}
         return state | kept

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -145,3 +145,43 @@ def shaped_spike(u: Tensor, kappa: Tensor, surrogate: Surrogate, *, fires_at_zer
     """`core.spike` for neurons that fire only above their threshold, too."""
     s: Tensor = _ShapedSpike.apply(u, kappa.to(u.dtype), surrogate, fires_at_zero)  # type: ignore[no-untyped-call]
     return s
+
+
+class Stretched(Protocol):
+    """What `AsSurrogate` reads of an AdaptiveSpike."""
+
+    function: SpikeFunction
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class AsSurrogate(Surrogate):
+    """The neuron's own function, stretched to a width, as one of our surrogates: for rules that read its shape."""
+
+    name: ClassVar[str] = "own"
+    spike: Stretched
+
+    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
+        """`r g'(r u)` with r the natural width over kappa."""
+        ratio = self.spike.shape.width / kappa
+        return ratio * _derivative(self.spike.function, u * ratio)[1]
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Forward: nothing. Backward: the gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return u.view_as(u)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return grads[0] * factor.to(grads[0].dtype), None
+
+
+def scale_gradient(u: Tensor, factor: Tensor) -> Tensor:
+    """u, with its gradient multiplied on the way back."""
+    out: Tensor = _ScaleGradient.apply(u, factor)  # type: ignore[no-untyped-call]
+    return out

@@ -17,7 +17,7 @@ from mpd_agl.bench.timing import FixedLoop, busy, over
 from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import InputError
 
-AUTO = "native+auto"
+AUTO, BASES = "native+auto", ("ours", "native")
 Note = Callable[[str], None]
 ROUND_S, QUICK_ROUND_S = 1.5, 0.3
 MOST_UNITS = 20
@@ -173,15 +173,19 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
     }
 
 
-def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "native") -> dict[str, Any]:
-    """Each contender's time over the base's, round by round: the median and the range; None where outputs differ."""
-    base = base if base in running else next(iter(running))
+def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "") -> dict[str, Any]:
+    """Each contender's time over the base's, round by round: the median and the range; None where outputs differ.
+
+    `best` is the least time of one over the least time of the other, wherever in the rounds they were.
+    """
+    base = next((name for name in (base, *BASES) if name in running), next(iter(running)))
     per_round = {n: [statistics.median(times) for times in p.rounds] for n, p in running.items()}
     found: dict[str, Any] = dict.fromkeys(running)
     for name, process in running.items():
         if agreement[name]["agrees"] and agreement[base]["agrees"]:
             memory = process.last["peak"] / running[base].last["peak"]
-            found[name] = {**over(per_round[name], per_round[base]), "peak_memory": memory}
+            best = min(map(min, process.rounds)) / min(map(min, running[base].rounds))
+            found[name] = {**over(per_round[name], per_round[base]), "best": best, "peak_memory": memory}
     return {"base": base, "of": found}
 
 
@@ -197,21 +201,22 @@ def provenance() -> dict[str, Any]:
 
 
 def text(record: dict[str, Any]) -> str:
-    """Every contender in a line, ratios first; no ratio for one whose outputs differ."""
+    """Every contender in a line, ours first; no ratio for one whose outputs differ."""
     base, of = record["ratios"]["base"], record["ratios"]["of"]
     lines = [
-        f"{Workload.from_dict(record['setting']).title}; {record['rounds']} rounds, medians (least - most)",
-        f"{'contender':17}{'time / ' + base:>15}{'':15}{'peak / ' + base:>15}"
-        f"{'ms/image':>10}{'':19}{'peak MB':>9}{'step MB':>9}",
+        f"{Workload.from_dict(record['setting']).title}; {record['rounds']} rounds",
+        f"{'':19}{'ms/image':>9}{'time over ' + base:>17}{'(of the rounds)':>18}{'best':>8}{'peak MB':>10}"
+        f"{'peak over ' + base:>17}",
     ]
     for name, c in record["contenders"].items():
         ratio = of[name]
-        first = f"{ratio['time']:15.2f}{_range(ratio['range'], 15)}" if ratio else f"{'outputs differ':>15}{'':15}"
-        memory = f"{ratio['peak_memory']:15.2f}" if ratio else f"{'':15}"
-        lines.append(
-            f"{name:17}{first}{memory}{c['ms_per_image']:10.3f}{_range(c['spread'], 19)}"
-            f"{c['peak_bytes'] / 1e6:9.0f}{c['step_bytes'] / 1e6:9.0f}"
-        )
+        shown = f"{'outputs differ':>17}{'':26}"
+        if ratio:
+            low, high = ratio["range"]
+            best = f"{ratio['best']:7.2f}x" if "best" in ratio else ""
+            shown = f"{ratio['time']:16.2f}x{f'({low:.2f} to {high:.2f})':>18}{best:>8}"
+        memory = f"{ratio['peak_memory']:16.2f}x" if ratio else ""
+        lines.append(f"{name:19}{c['ms_per_image']:9.3f}{shown}{c['peak_bytes'] / 1e6:10.0f}{memory}")
     return "\n".join(filter(None, [*lines, *remarks(record), busy(record)]))
 
 
@@ -220,7 +225,3 @@ def remarks(record: dict[str, Any]) -> list[str]:
     found = {n: c["agreement"] for n, c in record["contenders"].items()}
     lines = [f"{n}: no ratio, its outputs are not ours ({a['how']})" for n, a in found.items() if not a["agrees"]]
     return lines + [f"{name}: left out, {why}" for name, why in record["left_out"].items()]
-
-
-def _range(pair: list[float], width: int) -> str:
-    return f"{f'  ({pair[0]:.2f} - {pair[1]:.2f})':<{width}}"

@@ -15,8 +15,10 @@ from mpd_agl.bench import equivalence, peers
 from mpd_agl.bench.equivalence import Agreement
 from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import unknown_name
+from mpd_agl.interop.plainstep import plain_network
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network, create_model
+from mpd_agl.models.plan import InferencePlan
 from mpd_agl.nn import SpikingBlock, TdBatchNorm, event_layers, fold
 from mpd_agl.runs.objectives import stage_ends
 from mpd_agl.train.attacks import Pixels
@@ -41,7 +43,9 @@ class Contender:
 CONTENDERS = {
     c.name: c
     for c in (
-        Contender("native", "ours, C++ kernels; inference with tdBN folded"),
+        Contender("ours", "ours as it comes: conv_impl=auto; inference by a plan, in one native call"),
+        Contender("ours-int8", "ours with hidden weights of 8 bits, by a plan", works=("infer",)),
+        Contender("native", "ours, C++ kernels, dense convolutions; inference with tdBN folded"),
         Contender("native+auto", "ours with conv_impl=auto: each pass dense, event-driven or in Winograd's form"),
         Contender("compiled", "ours through torch.compile; inference as one graph, tdBN folded"),
         Contender("eager", "ours in plain PyTorch; inference with tdBN folded"),
@@ -57,10 +61,14 @@ CONTENDERS = {
     )
 }
 OPTIONS: dict[str, dict[str, Any]] = {"": {}, "recompute": {"recompute": True}, "auto": {"conv_impl": "auto"}}
+PLANS = {"ours": False, "ours-int8": True}
+"""Contenders that infer by a plan, and whether their weights are whole numbers."""
 """Options of the network, by what stands behind the + of a contender's name."""
 UNCHECKED = ("ann", "convs")
 """They compute another function, so there is nothing to compare."""
-DEFAULT = ("native", "native+auto", "spikingjelly", "snntorch", "ann", "convs", "eager")
+DEFAULT = ("ours", "ours-int8", "spikingjelly", "snntorch", "ann", "convs")
+MOST_FLIPPED = 0.25
+"""Share of checked samples in which a spike at the threshold may round the other way."""
 NO_OUTPUTS = Agreement(True, "a bound, not a network: it has no outputs")
 RELU = Agreement(True, "another function (ReLU): the same layers and inputs")
 
@@ -75,7 +83,13 @@ def why_not(name: str, workload: Workload) -> str:
     if contender.package and find_spec(contender.package) is None:
         return "it is not installed; pip install -e .[bench] brings it"
     backend = "compiled" if "compiled" in name else name.partition("+")[0].partition("-")[0]
-    return backends_here().get(backend, "")
+    needs_native = backend == "ours" and workload.work == "infer"
+    return backends_here().get("native" if needs_native else backend, "")
+
+
+def default_for(workload: Workload) -> list[str]:
+    """Who runs if nobody is named."""
+    return [name for name in DEFAULT if workload.work in CONTENDERS[name].works]
 
 
 def inputs(workload: Workload, net: Network) -> tuple[Tensor, Tensor]:
@@ -93,7 +107,7 @@ def create(workload: Workload, **options: Any) -> Network:
     torch.manual_seed(0)
     size = {"image_size": workload.image_size} if workload.image_size else {}
     made = {"width_mult": workload.width_mult, "num_steps": workload.num_steps, "method": workload.method}
-    return create_model(workload.model, **made, **size, **options)
+    return create_model(workload.model, **made, **size, **{"conv_impl": "dense", **options})
 
 
 def network(workload: Workload, **options: Any) -> Network:
@@ -117,7 +131,9 @@ def timed_network(name: str, workload: Workload) -> nn.Module:
         net = network(workload, ann=True)
         ann = fold(net) if workload.work == "infer" else net
         return torch.compile(ann, dynamic=False) if name == "ann-compiled" else ann  # type: ignore[return-value]
-    backend, _, option = name.partition("+")
+    if name in PLANS and workload.work == "infer":
+        return InferencePlan(network(workload), int8=PLANS[name])
+    backend, _, option = ("auto", "", "auto") if name == "ours" else name.partition("+")
     if backend in peers.PEERS:
         rebuilt = peers.rebuild(network(workload), backend)
         if option:  # the scale stays as it is: only the widths, and the kernel, are ours
@@ -262,6 +278,8 @@ def check(name: str, workload: Workload) -> Agreement:
         x = inputs(few, plain)[0]  # type: ignore[arg-type]
         x = x if workload.frames else x.unsqueeze(0)
         return equivalence.logits_agree(plain, compiled, x, rtol=1e-4, how=f"{RELU.how}; its logits eagerly")
+    if name in PLANS and workload.work == "infer":
+        return plan_agrees(name, few)
     ours = equivalence.reference(network(few))
     x, _ = inputs(few, ours)
     if name == "compiled" and workload.work == "infer":
@@ -269,6 +287,18 @@ def check(name: str, workload: Workload) -> Agreement:
         how = "logits in float64"
         return equivalence.logits_agree(ours, whole, x.double(), rtol=1e-9, how=how)  # type: ignore[arg-type]
     return against(ours, equivalence.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
+
+
+@torch.no_grad()
+def plan_agrees(name: str, workload: Workload) -> Agreement:
+    """Whether a plan gives the logits of its network in plain operators, sample by sample."""
+    net = network(workload)
+    x, _ = inputs(workload, net)
+    want_TNK = plain_network(net, int8=PLANS[name])(x)
+    off_N = (timed_network(name, workload)(x) - want_TNK).abs().amax((0, 2)) / want_TNK.abs().max()
+    flipped = float((off_N > 1e-4).float().mean())
+    how = f"logits of {len(off_N)} samples against plain operators, weights {'int8' if PLANS[name] else 'float32'}"
+    return Agreement(flipped <= MOST_FLIPPED, how, flipped)
 
 
 def against(

@@ -55,7 +55,7 @@ def about(device: str) -> dict[str, Any]:
         "memory_gb": round(p.total_memory / 2**30, 1),
         "processors": p.multi_processor_count,
         "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "convolutions_in_tf32": torch.backends.cudnn.allow_tf32,
     }
 

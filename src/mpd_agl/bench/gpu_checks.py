@@ -63,9 +63,9 @@ def check(backend: str, device: str, dtype: str, surrogate: str, T: int, S: int,
     got = [a.requires_grad_() for a in got]
     g = (1 + 0.5 * torch.randn(T, N, C, 3, 2, generator=torch.Generator().manual_seed(1))).to(kind)
     s0, _, mean0, var0 = reference(want, surrogate)
-    running = torch.zeros(C, device=device), torch.ones(C, device=device)
+    tensors: Any = (*got[:3], torch.zeros(C, device=device), torch.ones(C, device=device), *got[3:])
     options: dict[str, Any] = {"surrogate": surrogate, "backend": backend, "num_steps": T, "batch_stats": True}
-    s1, mean1, var1 = tdbn_neuron(*got[:3], *running, *got[3:], **options)
+    s1, mean1, var1 = tdbn_neuron(*tensors, **options)
     found = torch.autograd.grad(s1, got, g.to(device))
     far = {n: _far(a, b) for n, a, b in zip(NAMES, found, torch.autograd.grad(s0, want, g.double()), strict=True)}
     far |= {"mean": _far(mean1, mean0), "var": _far(var1, var0)}

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -65,7 +66,7 @@ def network(name: str) -> nn.Module:
     if find_spec("spikingjelly") is None:
         raise InputError("SpikingJelly is not installed; pip install -e .[bench] brings it.")
     with _torchvision():
-        zoo = __import__(f"spikingjelly.activation_based.model.{NETS[name][0]}", fromlist=[name])
+        zoo = import_module(f"spikingjelly.activation_based.model.{NETS[name][0]}")
         from spikingjelly.activation_based import functional, neuron, surrogate
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""`mpd-agl bench train|infer|growth|methods|active|adapt|gpu`: contenders side by side, how cost grows, what methods
+"""`mpd-agl bench [train|infer|growth|methods|active|adapt|gpu]`: contenders side by side, how cost grows, what methods
 and `adapt` cost, when skipping zeros pays, and what a GPU makes of it.
 """
 
@@ -38,7 +38,10 @@ ABOUT = {
         "All run in one process, in turns.",
     ),
 }
-EXAMPLES = """examples:
+EXAMPLES = """Without a command: a training step, one image and a large batch, beside other libraries, in some minutes.
+
+examples:
+  mpd-agl bench                                 what a user gets, in one table
   mpd-agl bench train --quick                   a look at a training step beside other libraries
   mpd-agl bench infer --width-mult 1 --batch 16 inference of the paper's ResNet-19
   mpd-agl bench active --rates runs/mine        what skipping zeros is worth at a run's firing rates
@@ -47,7 +50,7 @@ EXAMPLES = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the five subcommands."""
+    """The options of the command and of its subcommands."""
     main = Parser(
         prog="mpd-agl bench",
         description="Measure time and memory, side by side with other libraries. Wants a quiet machine.",
@@ -55,7 +58,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     main.add_argument("--list", action="store_true", help="print the contenders and end")
-    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    main.add_argument("--quick", action="store_true", help="two short rounds: a look, not a measurement")
+    main.add_argument("--threads", type=int, default=2, help="CPU threads of every contender (default 2)")
+    main.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the records as JSON")
+    commands = main.add_subparsers(dest="command", metavar="COMMAND")
     for command, (short, long) in ABOUT.items():
         p = commands.add_parser(command, help=short, description=f"{short[0].upper()}{short[1:]}. {long}")
         width, batch, rounds = {
@@ -117,7 +123,7 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
     if command == "methods":
         p.add_argument("--rows", nargs="+", metavar="NAME", help="methods, or +LOSS (default: all)")
         return
-    some = "native spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
+    some = "ours spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
     if command == "growth":
         p.add_argument("--work", default="train", choices=("train", "infer"), help="what grows (default train)")
@@ -129,6 +135,8 @@ def run(argv: list[str]) -> int:
     if "--list" in argv:
         return _list()
     a = parser().parse_args(argv)
+    if a.command is None:
+        return _overview(a)
     if a.command == "gpu":
         return _gpu(a)
     if a.rounds < 1:
@@ -176,6 +184,19 @@ def _gpu(a: argparse.Namespace) -> int:
     return 0
 
 
+def _overview(a: argparse.Namespace) -> int:
+    """What a user gets, in one table."""
+    from mpd_agl.bench import overview
+    from mpd_agl.records import canonical, write_atomic
+
+    _check_places(a.out)
+    found = overview.measure(threads=a.threads, quick=a.quick, note=_note)
+    print(overview.text(found))
+    if a.out:
+        write_atomic(a.out, canonical(found))
+    return 0
+
+
 def _list() -> int:
     from mpd_agl.bench.contenders import CONTENDERS, DEFAULT
 
@@ -212,10 +233,10 @@ def _note(text: str) -> None:
 
 def _compare(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     from mpd_agl.bench import compare, plot
-    from mpd_agl.bench.contenders import DEFAULT
+    from mpd_agl.bench.contenders import default_for
 
     workload = _workload(a, a.command, 100 if a.command == "train" else 64)
-    names = list(dict.fromkeys(a.contenders or DEFAULT))
+    names = list(dict.fromkeys(a.contenders or default_for(workload)))
     record = compare.compare(workload, names, rounds=a.rounds, quick=a.quick, note=_note)
     return record, compare.text(record), plot.bars(record) if a.plot else None
 
@@ -251,7 +272,7 @@ def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     record = growth.grow(
         _workload(a, a.work, growth.QUICK_BATCH if a.quick else growth.BATCH),
         axes,
-        list(dict.fromkeys(a.contenders or ("native", "spikingjelly"))),
+        list(dict.fromkeys(a.contenders or ("ours", "spikingjelly"))),
         rounds=a.rounds,
         quick=a.quick,
         largest=a.batch,

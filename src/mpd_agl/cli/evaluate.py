@@ -27,15 +27,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
     p.add_argument(
-        "--fast", action="store_true", help="folded, on the quickest backend; checked against the plain path on a batch"
+        "--fast", action="store_true", help="the quickest path here; checked against the plain path on a batch"
     )
     p.add_argument(
-        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` writes them"
+        "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` has them"
     )
     p.add_argument(
         "--conv-impl",
-        choices=("dense", "event", "auto"),
-        help="convolutions behind the first layer: dense, event (skips zeros) or auto (default: as trained)",
+        choices=("auto", "dense", "event"),
+        help="convolutions behind the first layer: auto, dense, or event (skips zeros) (default: as trained)",
     )
     p.add_argument(
         "--exit-threshold",
@@ -100,10 +100,9 @@ def run(argv: list[str]) -> int:
 
 
 def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], thresholds: list[float]) -> Tested:
-    from mpd_agl.interop.plainstep import plain_network
     from mpd_agl.nn import fold
     from mpd_agl.runs import build
-    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network
+    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network, int8_network
     from mpd_agl.runs.load_run import evaluation_device
     from mpd_agl.train.attacks import Pixels, build_attack
     from mpd_agl.train.evaluate import evaluate
@@ -118,7 +117,8 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         attack = build_attack(a.attack, pixels, eps=parse_eps(a.eps), steps=a.attack_steps)
     if a.data_dir:
         config = config.model_copy(update={"data": config.data.model_copy(update={"data_dir": a.data_dir})})
-    plain = net = trained.net.to(device)
+    plain: Any = trained.net.to(device)
+    net = plain
     how = ""
     if a.fold or a.fast or a.int8 or thresholds:
         plain = net = fold(trained.network) if a.fold else trained.network
@@ -126,7 +126,7 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
         if a.fast:
             net, how = fast_network(plain, device)
         if a.int8:
-            net, how = plain_network(plain, int8=True), "folded, int8 weights"
+            net, how = int8_network(plain, device)
     if a.attack:
         how = f"{a.attack} of {a.eps}" + (f" in {a.attack_steps} steps" if a.attack == "pgd" else "")
     tested = Tested(how)

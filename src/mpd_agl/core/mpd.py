@@ -153,7 +153,7 @@ def chain_share(layers: float) -> float:
     at the start, so that the two layers of a residual branch keep 0.228; `q = 0.228^(1/L)` keeps that much at any L.
 
     >>> round(chain_share(2), 4), round(chain_share(7), 4), round(chain_share(23), 4)
-    (0.4772, 0.8094, 0.9377)
+    (0.4772, 0.8095, 0.9377)
     """
     if not layers >= 1:
         raise InputError(f"a chain has at least 1 layer, got {layers}. A residual branch of two layers has 2.")

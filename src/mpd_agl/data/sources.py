@@ -25,6 +25,7 @@ from mpd_agl.data.archives import scratch_folder
 from mpd_agl.data.progress import progress
 from mpd_agl.data.registry import Mirror, OfficialSet, RemoteFile
 from mpd_agl.errors import InputError
+from mpd_agl.records.files import cache_folder
 
 CHUNK = 1 << 18
 TIMEOUT_S = 20.0
@@ -49,15 +50,7 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
     """The folder for converted sets: as given, $MPD_AGL_CACHE, or the platform's cache folder."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
-    if named := os.environ.get("MPD_AGL_CACHE"):
-        return Path(named).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "mpd-agl"
+    return cache_folder()
 
 
 def downloads(cache: Path, spec: OfficialSet) -> Path:

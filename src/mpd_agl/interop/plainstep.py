@@ -14,22 +14,9 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, FoldedLIF, Neuron, NormedPotential, SpikingBlock, fold
+from mpd_agl.nn.fold import whole
 
-LARGEST = 127
 Net = TypeVar("Net", bound=nn.Module)
-
-
-def whole(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights as int8 and the scale of each output channel: `weight ~ int8 * scale`.
-
-    >>> q, scale_C = whole(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
-    >>> q.tolist(), [round(v, 4) for v in scale_C.tolist()]
-    ([[50, -127], [0, 0]], [0.01, 1.0])
-    """
-    most_C = weight.flatten(1).abs().amax(1)
-    scale_C = torch.where(most_C > 0, most_C / LARGEST, 1.0)
-    shape = [-1] + [1] * (weight.dim() - 1)
-    return torch.round(weight / scale_C.view(shape)).to(torch.int8), scale_C
 
 
 class WholeSynapse(nn.Module):

@@ -7,6 +7,7 @@
 #include "active.h"
 #include "codes.h"
 #include "native.h"
+#include "plan.h"
 #include "winograd.h"
 
 namespace {
@@ -17,6 +18,7 @@ struct Level {
     const GeneralKernels *general;
     const ActiveKernels *active;
     const WinogradKernels *winograd;
+    const PlanKernels *plan;
     bool (*runs_here)();
 };
 
@@ -26,10 +28,11 @@ struct Level {
     extern "C" const Kernels mpd_agl_kernels_##level;        \
     extern "C" const GeneralKernels mpd_agl_general_##level; \
     extern "C" const ActiveKernels mpd_agl_active_##level;   \
-    extern "C" const WinogradKernels mpd_agl_winograd_##level;
+    extern "C" const WinogradKernels mpd_agl_winograd_##level; \
+    extern "C" const PlanKernels mpd_agl_plan_##level;
 #define LEVEL_OF(level, test)                                                                                        \
     {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, \
-     test}
+     &mpd_agl_plan_##level, test}
 
 TABLES(base)
 #if HAVE_X86_LEVELS
@@ -75,6 +78,9 @@ int64_t mpd_agl_size_of(const char *name) {
     if (!std::strcmp(name, "Neuron")) return sizeof(Neuron);
     if (!std::strcmp(name, "Geometry")) return sizeof(Geometry);
     if (!std::strcmp(name, "ActiveLists")) return sizeof(ActiveLists);
+    if (!std::strcmp(name, "Place")) return sizeof(Place);
+    if (!std::strcmp(name, "PlanLayer")) return sizeof(PlanLayer);
+    if (!std::strcmp(name, "Plan")) return sizeof(Plan);
     return -1;
 }
 const char *mpd_agl_level() { return level()->name; }
@@ -137,4 +143,12 @@ int mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *pa
 int mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     return level()->winograd->weight_grad(g, x, gy, dw);
 }
+int64_t mpd_agl_plan_block(int64_t C_out) { return level()->plan->block(C_out); }
+int64_t mpd_agl_plan_piece(int64_t C_out) { return level()->plan->piece(C_out); }
+int mpd_agl_plan_vnni() { return level()->plan->vnni(); }
+int64_t mpd_agl_plan_lists(const Plan *plan, int64_t layer, int64_t *cap) {
+    return level()->plan->lists(plan, layer, cap);
+}
+int64_t mpd_agl_plan_scratch(const Plan *plan) { return level()->plan->scratch(plan); }
+void mpd_agl_plan_run(const Plan *plan, float *logits) { level()->plan->run(plan, logits); }
 }

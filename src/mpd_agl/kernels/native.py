@@ -51,7 +51,56 @@ class Geometry(ctypes.Structure):
     _fields_ = tuple((n, ctypes.c_int64) for n in ("N", "H", "W", "C_in", "OH", "OW", "C_out", "K", "stride", "pad"))
 
 
-STRUCTS = {"Neuron": Neuron, "ActiveLists": Lists, "Geometry": Geometry}
+class Place(ctypes.Structure):
+    """`struct Place` of plan.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("H", "W", "C", "border", "steps", "most")),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class PlanSynapse(ctypes.Structure):
+    """`struct Synapse` of plan.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("place", "K", "stride", "pad")),
+        *((name, ctypes.c_void_p) for name in ("rows", "whole", "groups", "scale")),
+    )
+
+
+class PlanLayer(ctypes.Structure):
+    """`struct PlanLayer` of plan.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "out", "residual", "carried", "C_out", "soft_reset")),
+        ("own", PlanSynapse),
+        ("other", PlanSynapse),
+        *((name, ctypes.c_void_p) for name in ("bias", "carried_scale", "tau", "v_th")),
+    )
+
+
+class Plan(ctypes.Structure):
+    """`struct Plan` of plan.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("N", "T", "threads", "layers", "classes")),
+        *((name, ctypes.c_void_p) for name in ("places", "layer", "index", "value", "count")),
+        ("active", ctypes.POINTER(ctypes.c_int64)),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_size", ctypes.c_int64),
+        ("most_active", ctypes.c_double),
+    )
+
+
+STRUCTS = {
+    "Neuron": Neuron,
+    "ActiveLists": Lists,
+    "Geometry": Geometry,
+    "Place": Place,
+    "PlanLayer": PlanLayer,
+    "Plan": Plan,
+}
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "level": (ctypes.c_char_p, []),
@@ -73,6 +122,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "winograd_pack": (None, [_POINTER, _POINTER, _INT, _POINTER]),
     "winograd_convolve": (_INT, [_POINTER] * 5),
     "winograd_weight_grad": (_INT, [_POINTER] * 4),
+    "plan_block": (_SIZE, [_SIZE]),
+    "plan_piece": (_SIZE, [_SIZE]),
+    "plan_vnni": (_INT, []),
+    "plan_lists": (_SIZE, [_POINTER, _SIZE, _POINTER]),
+    "plan_scratch": (_SIZE, [_POINTER]),
+    "plan_run": (None, [_POINTER, _POINTER]),
 }
 
 

@@ -406,7 +406,7 @@ def tile_of(C: int, values: int) -> dict[str, int]:
 
 def values_of(dtype: torch.dtype, num_steps: int = 1, general: bool = False) -> int:
     """Values of a tile: 16 bytes of x for each thread, fewer where the potentials of T steps must stay in registers."""
-    steps = triton.next_power_of_2(num_steps) * (2 if general else 1)
+    steps = int(triton.next_power_of_2(num_steps)) * (2 if general else 1)
     return min(16 // dtype.itemsize, max(1 if general else 2, 32 // steps)) * 32 * WARPS
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mpd_agl import kernels
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError
+from mpd_agl.nn.event_conv import adopt
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
 from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
@@ -91,7 +92,8 @@ class SpikingBlock(nn.Module):
     those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module
     with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron. The
     other options are those of the parts that the block makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method
-    "mpd-agl".
+    "mpd-agl". `conv_impl` says how a plain synapse computes (`nn.event_conv`): by default in the way that is quickest
+    for the spikes at hand; "dense" is torch's own.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
@@ -133,11 +135,14 @@ class SpikingBlock(nn.Module):
         detach_reset: bool | None = None,
         start: str = "rest",
         backend: str | None = None,
+        conv_impl: str = "auto",
     ) -> None:
         super().__init__()
         options = {"v_th": v_th, "tau": tau, "surrogate": surrogate, "detach_reset": detach_reset, "backend": backend}
         _refuse_void(neuron, norm, {**options, "method": method, "alpha": alpha})
         rule = get_method("mpd-agl" if method is None else method)
+        if synapse is not None:
+            adopt(synapse, conv_impl)
         self.synapse = synapse
         v_th = _threshold_of(neuron) if neuron is not None else 0.5 if v_th is None else v_th
         alpha = 1.0 if alpha is None else alpha

@@ -2,14 +2,13 @@
 
 They have the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
 
-`dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` measures, on the input at hand,
-every way in which each of the three passes can be computed (`kernels.convolution`: dense, event-driven, Winograd's
-form) and takes the fastest; it measures again after every `every` calls. All ways compute the same function with
-another order of additions. A choice by the clock is therefore not reproducible, so `choice` holds it and a run keeps it
-(`runs.conv_choices`).
+`dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` predicts what every way costs in
+each of the three passes (`kernels.convolution`: dense, event-driven, Winograd's form) and takes the quickest. It
+predicts from the machine's costs (`kernels.costs`), the layer's sizes and the share of active inputs, and looks at that
+share again after every `every` calls. All ways compute the same function with another order of additions. `choice`
+holds what was taken and why, and a run keeps it (`runs.conv_choices`).
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -20,13 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.kernels import active, convolution, native
+from mpd_agl.kernels import active, convolution, costs, native
 from mpd_agl.kernels.active import MOST_KERNEL
 from mpd_agl.kernels.convolution import DENSE, EVENT, PASSES, Ways
 
 CONV_IMPLS = ("dense", "event", "auto")
 EVERY = 1000
-TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,11 @@ class Choice:
     rate: float
     """Share of inputs that were not zero."""
     ms: dict[str, dict[str, float]]
-    """Milliseconds of one call, of each pass in each way."""
+    """Predicted milliseconds of one call, of each pass in each way."""
     lists_ms: float
-    """The scan for the active lists, which the event-driven passes share."""
+    """Those of the scan for the active lists, which the event-driven passes share."""
     taken: dict[str, str]
-    """The way of each pass: together the least time."""
+    """The way of each pass: together the least time, or dense where that is hardly more."""
 
     def __post_init__(self) -> None:
         if set(self.taken) != set(self.ms) or any(self.taken[name] not in found for name, found in self.ms.items()):
@@ -54,7 +52,7 @@ class Choice:
 
     @property
     def training(self) -> bool:
-        """Whether the gradients were measured too."""
+        """Whether it holds the gradients too."""
         return "weight_grad" in self.ms
 
     def total_ms(self, taken: dict[str, str] | None = None) -> float:
@@ -71,7 +69,7 @@ class Choice:
     @property
     def speed_up(self) -> float:
         """All passes dense over what was taken."""
-        return self.dense_ms / self.total_ms()
+        return self.dense_ms / self.total_ms() if self.total_ms() else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -89,7 +87,7 @@ class EventLayer(nn.Module):
     """True while a forward pass is computed a second time (see recompute)."""
 
     def choose(self, conv_impl: str) -> None:
-        """Set how to compute; what was measured before is forgotten."""
+        """Set how to compute; what was chosen before is forgotten."""
         if conv_impl not in CONV_IMPLS:
             raise unknown_name("conv_impl", conv_impl, CONV_IMPLS)
         if conv_impl == "event" and (why := native.load()[1]):
@@ -100,8 +98,10 @@ class EventLayer(nn.Module):
     conv_impl: str
     choice: Choice | None
     every: int
-    """Calls after which `auto` measures anew; 0: never."""
+    """Calls after which `auto` chooses anew; 0: never."""
     calls: int
+    agree: Callable[[Choice], Choice] | None = None
+    """Where several processes train: gives the first one's choice to all. Every process calls it at the same time."""
 
     def dense(self, x: Tensor) -> Tensor:
         """torch's own."""
@@ -130,7 +130,7 @@ class EventLayer(nn.Module):
         if self.conv_impl == "dense" or _unable(x):
             return DENSE
         if self.conv_impl == "event":
-            return EVENT
+            return EVENT if x.numel() else DENSE
         if torch.compiler.is_compiling():
             return DENSE if self.choice is None else self.choice.ways
         if self.repeating and self.choice is not None:  # the second time as the first
@@ -141,44 +141,35 @@ class EventLayer(nn.Module):
             self.calls += 1
             again = again or (self.every > 0 and self.calls >= self.every)
         if again:
-            self.choice, self.calls = self.measure(x, training), 0
+            found = self.predict(x, training)
+            self.choice, self.calls = found if self.agree is None else self.agree(found), 0
         assert self.choice is not None
-        return self.choice.ways
+        return self.choice.ways if x.numel() else DENSE  # one process's part of a batch may be empty
 
     @torch.no_grad()
-    def measure(self, x: Tensor, training: bool) -> Choice:
-        """Time every way of every pass on this input, the least of a few tries, and take the fastest combination."""
-        x, lists, stride, padding = x.detach(), active.scan(x), self.stride_1d, self.padding_1d
-        g = self.dense(x)
-        g = g.contiguous(memory_format=torch.channels_last) if g.dim() == 4 else g
-        where = x.shape, self.weight, g, stride, padding
-
-        def run(name: str, way: str) -> Callable[[], Any]:
-            if name == "forward":
-                packed = self._pack(way)
-                return lambda: convolution.forward(way, x, self.weight, self.bias, stride, padding, lists, packed)
-            if name == "weight_grad":
-                return lambda: convolution.weight_grad(way, lists if way == "event" else x, *where)
-            return lambda: convolution.input_grad(way, *where)
-
+    def predict(self, x: Tensor, training: bool) -> Choice:
+        """What every way of every pass costs on this input, and the quickest combination."""
+        stride, padding = self.stride_1d, self.padding_1d
+        rate = float(torch.count_nonzero(x)) / max(1, x.numel())
         known = convolution.ways_of(self.weight, stride, padding)
-        measured = {name: known[name] for name in (PASSES if training else PASSES[:1])}
-        runs = {(name, way): run(name, way) for name, ways in measured.items() for way in ways}
-        tries = [{key: _ms(f) for key, f in runs.items()} for _ in range(TRIES)]
-        ms = {name: {way: min(t[name, way] for t in tries) for way in ways} for name, ways in measured.items()}
-        lists_ms = min(_ms(lambda: active.scan(x)) for _ in range(TRIES))
-        rate = float(torch.count_nonzero(x)) / x.numel()
-        choices = [
-            Choice(rate, ms, lists_ms, dict(zip(measured, ways, strict=True))) for ways in product(*measured.values())
-        ]
-        return min(choices, key=Choice.total_ms)
+        known = {name: known[name] for name in (PASSES if training else PASSES[:1])}
+        layer = costs.layer_of(x.shape, self.weight, stride, padding)
+        ms = costs.predict(layer, rate, known, packs=not self._keeps_packed())
+        lists_ms = costs.predict_lists(layer)
+        choices = [Choice(rate, ms, lists_ms, dict(zip(ms, ways, strict=True))) for ways in product(*ms.values())]
+        dense, best = choices[0], min(choices, key=Choice.total_ms)
+        return best if best.total_ms() <= costs.MARGIN * dense.total_ms() else dense
 
-    def _pack(self, way: str) -> Tensor | None:
-        """The packed weight, kept only for a folded network.
+    def _keeps_packed(self) -> bool:
+        """Whether the packed weight is kept: in a folded network.
 
         Other weights may change at any time, and those made in inference mode change without a trace.
         """
-        if self.weight.requires_grad or self.training or self.weight.is_inference():
+        return not (self.weight.requires_grad or self.training or self.weight.is_inference())
+
+    def _pack(self, way: str) -> Tensor | None:
+        """The packed weight, where it is kept."""
+        if not self._keeps_packed():
             return None
         key = way, self.weight.data_ptr(), self.weight._version, native.level()
         if self._packed is None or self._packed[0] != key:
@@ -187,21 +178,15 @@ class EventLayer(nn.Module):
         return self._packed[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
+        return {**self.__dict__, "_packed": None, "agree": None}
 
 
 def _unable(x: Tensor) -> bool:
     """Whether only the dense layer can take this input.
 
-    So it is on another device, in another dtype, under autocast, without the native library, and for an empty input.
+    So it is on another device, in another dtype, under autocast, and without the native library.
     """
-    return bool(active.why_not(x)) or torch.is_autocast_enabled("cpu") or x.numel() == 0
-
-
-def _ms(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
+    return bool(active.why_not(x)) or torch.is_autocast_enabled("cpu")
 
 
 class EventConv2d(nn.Conv2d, EventLayer):
@@ -236,6 +221,35 @@ class EventConv2d(nn.Conv2d, EventLayer):
     def forward(self, input: Tensor) -> Tensor:
         """The convolution."""
         return self.compute(input)
+
+
+def adopt(synapse: nn.Module, conv_impl: str) -> None:
+    """Let a plain `nn.Conv2d` or `nn.Linear` choose how it computes; its parameters, hooks and identity stay.
+
+    A layer that the kernels do not know (groups, dilation, other padding, kernels over 5), and one of a class of your
+    own, stays as it is.
+    """
+    if conv_impl not in CONV_IMPLS:
+        raise unknown_name("conv_impl", conv_impl, CONV_IMPLS)
+    if conv_impl == "dense":
+        return
+    made: Any = synapse
+    if type(synapse) is nn.Linear:
+        made.__class__ = EventLinear
+    elif type(synapse) is nn.Conv2d and _is_plain(synapse):
+        made.__class__ = EventConv2d
+        made.stride_1d, made.padding_1d = synapse.stride[0], synapse.padding[0]
+    else:
+        return
+    made.choose(conv_impl)
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    """Whether the kernels know this convolution."""
+    if isinstance(conv.padding, str) or conv.groups != 1 or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+        return False
+    square = all(len(set(pair)) == 1 for pair in (conv.kernel_size, conv.stride, conv.padding))
+    return square and conv.kernel_size[0] <= MOST_KERNEL
 
 
 class EventLinear(nn.Linear, EventLayer):

@@ -268,7 +268,7 @@ class Neuron(nn.Module):
         if self.start is None or not self.training:
             return
         fired = (s_TNC >= 0.5).any(0)  # the greater half of ASGL's soft outputs
-        both = torch.stack([kept_NC.double()[fired].sum(), fired.sum().double()])
+        both = torch.stack([torch.where(fired, kept_NC.double(), 0.0).sum(), fired.sum().double()])
         total, count = both if self.replicas is None else self.replicas.sum(both)
         self.start.lerp_((total / count.clamp_min(1)).to(self.start), 0.1)
 

@@ -116,6 +116,8 @@ class AtgoNeuron(PLIF):
         state: Tensor | None = NOT_ASKED,
     ) -> Tensor:
         """Spikes of T steps at the batch's own thresholds while training, at the running ones in evaluation."""
+        if gain_T is not None:
+            raise InputError("method ds-atgo sets its width and height itself, got gain_T. Leave it out.")
         if state is not NOT_ASKED:
             raise InputError(
                 "method ds-atgo has a threshold per timestep, and a state does not tell its timestep. "

@@ -17,7 +17,7 @@ from mpd_agl.paper import smoothed
 from mpd_agl.paper.descent_measure import FACTORS, STEPS, Batch, measure
 from mpd_agl.paper.evidence import FIXED, METHODS, OPTIMIZERS, variant
 from mpd_agl.paper.grouped_bars import colour, style_of
-from mpd_agl.paper.study import REFERENCE, Group, Study, Variant, label
+from mpd_agl.paper.study import LABELS, REFERENCE, Group, Study, Variant, label
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.runs import Run
@@ -202,7 +202,12 @@ def show(groups: Sequence[Group]) -> PageSection:
 def _moments_of(run: Run) -> dict[int, dict[str, Any]]:
     epochs = int(run.record.config["train"]["epochs"])
     every = {epoch: _read(file_of(run, epoch)).get("rules", {}) for epoch in moments(epochs)}
-    return {epoch: rules for epoch, rules in every.items() if rules}
+    order = list(LABELS)
+    return {
+        epoch: {m: rules[m] for m in sorted(rules, key=lambda m: order.index(m) if m in order else len(order))}
+        for epoch, rules in every.items()
+        if rules
+    }
 
 
 def _at_step(measured: dict[str, Any], kind: str, on: str) -> float:
@@ -210,7 +215,7 @@ def _at_step(measured: dict[str, Any], kind: str, on: str) -> float:
 
 
 def _cells(measured: dict[str, Any]) -> list[str]:
-    rms = list(measured["gradient_rms"].values())
+    rms = measured["gradient_rms"]
     falls = [_at_step(measured, kind, on) for kind in ("whole", "layerwise") for on in ("same", "fresh")]
     return [*(f"{f:+.4f}" for f in falls), f"{rms[0] / rms[-1]:.3g}" if rms and rms[-1] > 0 else ""]
 
@@ -238,7 +243,7 @@ def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
         axes.set_ylabel("fall of the loss")
         axes.set_title(f"{name}\n{kind}, epoch {epoch}")
     for method, by_factor in found[epochs[0]].items():
-        rms = list(by_factor.get("1", {}).get("gradient_rms", {}).values())
+        rms = by_factor.get("1", {}).get("gradient_rms", [])
         if rms and rms[-1] > 0:
             row[3].plot(range(1, len(rms) + 1), [max(r / rms[-1], 1e-12) for r in rms], **_look(method))
     row[3].set_yscale("log")
@@ -251,7 +256,7 @@ def _look(method: str) -> dict[str, Any]:
 
 
 def _width(measured: dict[str, Any]) -> float:
-    every = sorted(measured["kappa"].values())
+    every = sorted(measured["kappa"])
     return float(every[len(every) // 2])
 
 
@@ -275,7 +280,7 @@ def _cosines(row: Any, small: dict[str, Any]) -> None:
         axes.xaxis.set_major_locator(FixedLocator(c))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("width in deviations of the potential")
-        axes.set_title(f"cosine with the unbiased gradient\n{found['net']['layers']} hidden layers")
+        axes.set_title(f"cosine with the unbiased gradient\nhidden layers: {found['net']['layers']}")
         axes.legend(fontsize=6.5)
     for axes in row[len(nets) :]:
         axes.set_axis_off()

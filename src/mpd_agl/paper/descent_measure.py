@@ -79,7 +79,7 @@ def gradient(net: Network, batch: Batch) -> tuple[list[Tensor], dict[str, float]
 
         return hook
 
-    blocks = [(n, m) for n, m in net.named_modules() if isinstance(m, SpikingBlock)]
+    blocks = _blocks(net)
     handles = [m.register_forward_hook(watch(n)) for n, m in blocks]
     try:
         net.zero_grad(set_to_none=True)
@@ -132,8 +132,9 @@ def measure(
             each.append({kind: falls(net, grads, same, fresh, layerwise=kind == "layerwise") for kind in KINDS})
         found[f"{factor:g}"] = {
             **{kind: {on: _mean([e[kind][on] for e in each]) for on in ("same", "fresh")} for kind in KINDS},
-            "gradient_rms": {name: sum(g[name] for g in gains) / len(gains) for name in gains[0]},
-            "kappa": {n: float(m.kappa(net.num_steps).mean()) for n, m in _blocks(net)},
+            "layers": list(gains[0]),  # lists, because JSON's names are sorted and layers have an order
+            "gradient_rms": [sum(g[name] for g in gains) / len(gains) for name in gains[0]],
+            "kappa": [float(m.kappa(net.num_steps).mean()) for _, m in _blocks(net)],
         }
     return found
 

@@ -31,13 +31,13 @@ class Rival:
 
 _C10, _TINY = ("cifar10-resnet19-t2", "CIFAR-10", "2"), ("tinyimagenet-vgg13", "Tiny-ImageNet", "4")
 RIVALS = (
-    Rival("ShortcutBP", *_C10, changes={"loss.name": "shortcut-heads"}),
+    Rival("shortcut heads (ours, after ShortcutBP)", *_C10, changes={"loss.name": "shortcut-heads"}),
     Rival("MP-Init + TrSG", *_C10, method="trsg", changes={"model.start": "mp-init"}),
     Rival("distillation from the ANN", *_C10, changes={"loss.name": "distill"}),
     Rival("TET", "cifar10dvs-vggsnn", "CIFAR10-DVS", "10", changes={"loss.name": "tet"}),
     Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl"}),
     Rival("AT, its fine-tuning", *_C10, changes={"loss.name": "robust"}),
-    Rival("S3NN", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
+    Rival("S3NN's surrogate", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
 )
 NETWORKS = {"resnet19": "ResNet-19", "vggsnn": "VGGSNN", "vgg13": "VGG-13"}
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,19 @@ _LOCKED_BYTE = 2**31 - 2
 def canonical(value: Any) -> bytes:
     """A value as JSON in one spelling only: sorted keys, one space, a newline at the end. NaN is refused."""
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def cache_folder() -> Path:
+    """What can be made again is kept here: $MPD_AGL_CACHE, or the platform's cache folder."""
+    if named := os.environ.get("MPD_AGL_CACHE"):
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "mpd-agl"
 
 
 def sync_folder(folder: Path) -> None:

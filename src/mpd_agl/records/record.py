@@ -48,7 +48,7 @@ class RunRecord:
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
     convs: list[dict[str, Any]] | None = None
-    """With `model.conv_impl` auto: per measured step each layer's choice, the share of active inputs and both times."""
+    """With `model.conv_impl` auto: per step of choosing each layer's choice, its share of active inputs, all times."""
     failure: str | None = None
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""

@@ -1,4 +1,4 @@
-"""What `conv_impl = auto` was worth: each layer's speed-up over its share of active inputs, as the run measured it."""
+"""What `conv_impl = auto` took and why: each layer's predicted speed-up over its share of active inputs."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from mpd_agl.report.section import PageSection, Table, share
 
 
 def convs(run: Run) -> PageSection | None:
-    """One dot per layer; None where the run measured nothing."""
+    """One dot per layer; None where the run chose nothing."""
     if not run.record.convs:
         return None
     last = run.record.convs[-1]
     layers = last["layers"]
-    if not layers:
-        return None
     if any("ms" not in choice for choice in layers.values()):
         raise InputError(
             f"run {run.record.name} measured its convolutions with an earlier version of mpd-agl, "
             "which kept no times of passes. Make its report with that version, or train it again."
         )
+    if not layers or not all(map(_taken, layers.values())):  # without the machine's costs every layer is dense
+        return None
     rows = [_row(n, c) for n, c in layers.items()]
     figure, (axes,) = draw.new(height=3.0)
     for way, colour in (("event", COLOURS[0]), ("winograd", COLOURS[2]), ("dense", COLOURS[7])):
@@ -58,8 +58,8 @@ def convs(run: Run) -> PageSection | None:
     )
     table = Table(heads, rows, (1, 2, 3, 4))
     notes = [
-        "One training batch: forward pass and both gradients, each in the way that was measured to be the fastest. "
-        "docs/active.md explains the ways."
+        "One training batch: forward pass and both gradients, each in the way that the machine's costs predict to be "
+        "the quickest for these sizes and this share of active inputs. docs/active.md explains the ways."
     ]
     panel = Panel(
         "convs", "Speed-up of a layer over its dense self, over the share of active inputs, a dot per layer", figure

@@ -10,9 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
+from mpd_agl.interop.plainstep import plain_network
 from mpd_agl.kernels import backends_here
 from mpd_agl.models import Network
 from mpd_agl.models.onestep import OneStep, answer_early
+from mpd_agl.models.plan import InferencePlan, plan_why_not
 from mpd_agl.nn import Neuron, fold
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import mean_output
@@ -21,22 +23,37 @@ MOST_DIFFERENT = 0.02
 """Rounding may change the prediction of samples that lie between two classes, so many at most; more is a mistake."""
 
 
-def fast_network(net: Network, device: torch.device) -> tuple[Network, str]:
-    """The folded network and what runs it: native kernels; if they cannot run, a compiled graph; else plain PyTorch.
+def fast_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
+    """The network in its quickest form here, and what it is.
 
-    On a CPU a compiled graph does not pay beside the native kernels: the convolutions are the same, and every batch
-    size is compiled anew.
+    On a CPU that is an inference plan, or, for a network that it does not know, the folded network on the native
+    kernels. Elsewhere, and where there are no native kernels, the folded network is compiled.
     """
-    folded, works = fold(net), {name: not why for name, why in backends_here(device.type).items()}
+    works = {name: not why for name, why in backends_here(device.type).items()}
     if net.options.ann:
-        return folded, "folded"
-    backend = "native" if device.type == "cpu" and works["native"] else "eager"
+        return fold(net), "folded"
+    on_cpu = device.type == "cpu" and works["native"]
+    if on_cpu and not (why := plan_why_not(net)):
+        return InferencePlan(net), "folded, one native call"
+    folded, backend = fold(net), "native" if on_cpu else "eager"
     for module in folded.modules():
         if isinstance(module, Neuron):
             module.backend = backend
-    if backend == "eager" and works["compiled"]:
+    if on_cpu:
+        return folded, f"folded, native ({why})"
+    if works["compiled"]:
         return cast(Network, torch.compile(folded)), "folded, compiled"
-    return folded, f"folded, {backend}"
+    return folded, "folded, eager"
+
+
+def int8_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
+    """The network with hidden weights of 8 bits: as a plan with whole-number arithmetic on a CPU, else in floats.
+
+    Both compute the same function: whole numbers this small are exact in float32 too.
+    """
+    if device.type == "cpu" and not backends_here()["native"] and not plan_why_not(net):
+        return InferencePlan(net, int8=True), "folded, int8 weights, one native call"
+    return plain_network(net, int8=True).to(device), "folded, int8 weights in float arithmetic"
 
 
 @torch.no_grad()

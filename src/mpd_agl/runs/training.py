@@ -17,6 +17,7 @@ from mpd_agl.analysis import energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.kernels.native import level
 from mpd_agl.models import Network, save_weights
+from mpd_agl.nn import event_layers
 from mpd_agl.records import RunRecord
 from mpd_agl.runs.build import BuiltRun, Sets, build_run, build_test_loader, subset
 from mpd_agl.runs.config import RunConfig
@@ -106,9 +107,9 @@ def _train(
     if run.backend == "compiled":
         compile_first(run, display.note)
     observers: list[Observer] = []
-    if config.model.conv_impl == "auto":
-        nets = [run.net] if run.stepper.ema is None else [run.net, run.stepper.ema.net]
-        observers.append(ConvChoices(nets, folder.path))
+    nets = [run.net] if run.stepper.ema is None else [run.net, run.stepper.ema.net]
+    if config.model.conv_impl == "auto" and event_layers(run.net):
+        observers.append(ConvChoices(nets, folder.path, ranks))
     if config.monitor.every and can_watch(run.net):
         observers.append(Watch(run.net, config.monitor, steps=config.train.epochs * len(run.train)))
     tracked = config.track if ranks.first else TrackConfig()

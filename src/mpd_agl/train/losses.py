@@ -41,8 +41,8 @@ def distillation(o_NK: Tensor, wanted_NK: Tensor, temperature: float = 3.0) -> T
 def local_target(a: Tensor, share: float = 0.999) -> Tensor:
     """LTL's target of a layer (Yang et al. 2022): `clamp(a/P, 0, 1)`, P the activation that `share` of all are under.
 
-    >>> local_target(torch.arange(11.0), share=0.5)
-    tensor([0.0000, 0.2000, 0.4000, 0.6000, 0.8000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    >>> local_target(torch.arange(9.0), share=0.5)
+    tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
     """
     flat = a.flatten()
     scale = flat.kthvalue(1 + round(share * (flat.numel() - 1))).values

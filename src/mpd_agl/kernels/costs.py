@@ -1,0 +1,278 @@
+"""What each way to compute a convolution costs on this machine: a small table, measured once and kept.
+
+A layer's time in one pass and one way is predicted as
+
+    call + pack * weights + multiply-adds * (a + b * rate)
+
+with `rate` the share of active inputs (b is 0 but for the event-driven way). `a` and `b` are measured for a few kinds
+of layers at three widths; between widths they are interpolated. The table is measured in about a second, the first time
+that a layer has to choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
+a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
+also on a busy machine. Where the table cannot be kept, every layer is dense, and a warning says so.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpd_agl import records
+from mpd_agl.kernels import active, convolution, native
+from mpd_agl.kernels.convolution import PASSES
+
+log = logging.getLogger("mpd_agl")
+FORMAT = 1
+KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
+"""Kernel and stride of what is measured; 0 is a linear layer."""
+WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 8)}
+"""Channels, and the images and their size that are measured at this width."""
+RATES = (0.05, 0.35)
+TRIES = 5
+MARGIN = 0.95
+"""Another way than dense is taken where it is predicted to need at most this share of dense's time."""
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a prediction needs to know of a layer and its input."""
+
+    kind: str
+    width: float
+    """Geometric mean of its input and output channels."""
+    macs: int
+    """Multiply-adds of one pass, zeros included."""
+    weights: int
+    inputs: int
+    """Values of the input."""
+
+
+def layer_of(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> Layer:
+    """The layer with that weight on an input of that shape."""
+    inputs, pixels = shape.numel(), shape[0]
+    kernel = weight.shape[2] if weight.dim() == 4 else 0
+    for size in shape[2:]:
+        pixels *= (size + 2 * padding - kernel) // stride + 1
+    kind = "linear" if not kernel else "1x1" if kernel == 1 else "3x3" if stride == 1 else "3x3 stride 2"
+    width = math.sqrt(weight.shape[0] * weight.shape[1])
+    return Layer(kind, width, pixels * weight.numel(), weight.numel(), inputs)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The machine's table; times in nanoseconds."""
+
+    table: Table
+    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan` [per call, per value]."""
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            for width in WIDTHS:
+                cell = self.table["cells"][kind][str(width)]
+                if not all(len(found) == 2 for way in cell.values() for found in way.values()):
+                    raise ValueError(f"a cell of {kind}, {width} channels without its two numbers")
+        if not all(math.isfinite(v) for v in (*self.table["call"].values(), *self.table["scan"])):
+            raise ValueError("a cost that is not a number")
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve digits that name this table."""
+        return hashlib.sha256(records.canonical(self.table)).hexdigest()[:12]
+
+    def ms(self, layer: Layer, name: str, way: str, rate: float, *, packs: bool) -> float:
+        """The predicted time of one pass; `packs`: its weight is laid out anew in every call."""
+        widths = list(WIDTHS)
+        place = min(max(layer.width, widths[0]), widths[-1])
+        upper = next(i for i, width in enumerate(widths) if place <= width)
+        low, high = widths[max(0, upper - 1)], widths[upper]
+        share = 0.0 if low == high else math.log(place / low) / math.log(high / low)
+        cells = [self.table["cells"][layer.kind][str(width)][name] for width in (low, high)]
+        # A way that a narrow layer does not have is predicted by the width that has it.
+        found = [cell.get(way) or cells[1 - i].get(way) for i, cell in enumerate(cells)]
+        if not all(found):
+            return math.inf
+        a, b = ((1 - share) * found[0][k] + share * found[1][k] for k in (0, 1))
+        pack = self.table["pack"].get(way, 0.0) * layer.weights if packs and name != "weight_grad" else 0.0
+        return float(1e-6 * (self.table["call"][way] + pack + layer.macs * max(0.0, a + b * rate)))
+
+    def lists_ms(self, layer: Layer) -> float:
+        """The predicted time of the scan for active lists."""
+        call, each = self.table["scan"]
+        return float(1e-6 * (call + each * layer.inputs))
+
+
+def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
+    """The least time of each run over a few rounds in which they take turns; the first round warms up."""
+    found: dict[Any, list[float]] = {key: [] for key in runs}
+    for _ in range(TRIES + 1):
+        for key, run in runs.items():
+            start = time.perf_counter_ns()
+            run()
+            found[key].append(time.perf_counter_ns() - start)
+    return {key: float(min(times[1:])) for key, times in found.items()}
+
+
+def _runs(x: Tensor, weight: Tensor, g: Tensor, stride: int, padding: int) -> dict[tuple[str, str], Callable[[], Any]]:
+    """Every way of every pass on one input; event-driven ones get their lists and packed weights."""
+    where, lists = (x.shape, weight, g, stride, padding), active.scan(x)
+
+    def run(name: str, way: str) -> Callable[[], Any]:
+        if name == "forward":
+            packed = convolution.pack(way, weight)
+            return lambda: convolution.forward(way, x, weight, None, stride, padding, lists, packed)
+        if name == "weight_grad":
+            return lambda: convolution.weight_grad(way, lists if way == "event" else x, *where)
+        return lambda: convolution.input_grad(way, *where)
+
+    known = convolution.ways_of(weight, stride, padding)
+    return {(name, way): run(name, way) for name, ways in known.items() for way in ways}
+
+
+def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple[Any, ...]:
+    """Input, weight, gradient, stride and padding of a measured layer."""
+    kernel, stride = KINDS[kind]
+    batch *= 4 if kernel == 1 else 1  # so that it takes longer than a call
+    g, last = torch.Generator().manual_seed(0), torch.channels_last
+
+    def spikes(*shape: int) -> Tensor:
+        return (torch.rand(shape, generator=g, dtype=torch.float32, device="cpu") < rate).float()
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float32, device="cpu")
+
+    if not kernel:
+        rows, features = 64, 8 * channels
+        return spikes(rows, features), noise(features, features), noise(rows, features), 1, 0
+    out = (size + 2 * (kernel // 2) - kernel) // stride + 1
+    tensors = spikes(batch, channels, size, size), noise(channels, channels, kernel, kernel)
+    x, weight, grad = (t.contiguous(memory_format=last) for t in (*tensors, noise(batch, channels, out, out)))
+    return x, weight, grad, stride, kernel // 2
+
+
+@torch.no_grad()
+def measure() -> Costs:
+    """Measure the table, in about a second."""
+    tiny = _case("3x3", 16, 0.2, 1, 4)
+    calls = _best_ns({way: run for (name, way), run in _runs(*tiny).items() if name == "forward"})
+    cells: Table = {
+        kind: {str(width): _cell(_best_at_rates(kind, width, *WIDTHS[width]), calls) for width in WIDTHS}
+        for kind in KINDS
+    }
+    x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
+    packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd")})
+    packed = {way: ns / weight.numel() for way, ns in packs.items()}
+    scans = _best_ns({"tiny": lambda: active.scan(tiny[0]), "large": lambda: active.scan(x)})
+    each = max(0.0, scans["large"] - scans["tiny"]) / x.numel()
+    return Costs({"cells": cells, "call": calls, "pack": packed, "scan": [scans["tiny"], each]})
+
+
+def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int, list[dict[tuple[str, str], float]]]:
+    """Multiply-adds of a measured layer, and at each rate the nanoseconds of every pass and way."""
+    found: list[dict[tuple[str, str], float]] = []
+    for rate in RATES:
+        case = _case(kind, channels, rate, batch, size)
+        runs = _runs(*case)
+        if found:  # only the event-driven way follows the rate
+            runs = {key: run for key, run in runs.items() if key[1] == "event"}
+        found.append(_best_ns(runs))
+    return layer_of(case[0].shape, case[1], *case[3:]).macs, found
+
+
+def _cell(measured: tuple[int, list[dict[tuple[str, str], float]]], calls: dict[Any, float]) -> Table:
+    """By pass and way [a, b]: what a multiply-add costs beyond the call."""
+    macs, (low, high) = measured
+    cell: Table = {name: {} for name in PASSES}
+    for (name, way), ns in low.items():
+        slope = max(0.0, high.get((name, way), ns) - ns) / (RATES[1] - RATES[0])
+        cell[name][way] = [max(0.0, ns - calls[way] - slope * RATES[0]) / macs, slope / macs]
+    return cell
+
+
+def key() -> dict[str, Any]:
+    """What the table depends on."""
+    made = records.versions()
+    return {
+        "format": FORMAT,
+        "abi": native.ABI_VERSION,
+        "cpu": records.hardware()["cpu"],
+        "simd": native.level(),
+        "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": made["torch"],
+        "mpd-agl": made["mpd-agl"],
+    }
+
+
+@cache
+def _of_key(text: str) -> Costs | None:
+    wanted = json.loads(text)
+    folder = records.cache_folder() / "costs"
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Processes that start together wait for the first one's table: they all choose alike, and measure undisturbed.
+        with (folder / "lock").open("a") as lock:
+            records.lock_file(lock, wait=True)
+            if path.is_file():
+                try:
+                    kept = json.loads(path.read_text(encoding="utf-8"))
+                    if kept["key"] == wanted:
+                        return Costs(kept["table"])
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    log.warning("%s is damaged and is measured again.", path)
+            log.info("measuring what each way to convolve costs here; about a second, once")
+            costs = measure()
+            records.write_atomic(path, records.canonical({"key": wanted, "table": costs.table}))
+            return costs
+    except OSError as error:
+        log.warning("conv_impl auto is dense: the machine's costs cannot be kept in %s (%s).", folder, error.strerror)
+        return None
+
+
+_given: list[Costs | None] = []
+
+
+def costs() -> Costs | None:
+    """The table of this machine, measured and kept where it was not yet; None where it cannot be kept."""
+    if _given:
+        return _given[-1]
+    if native.load()[1]:
+        return None
+    return _of_key(records.canonical(key()).decode())
+
+
+@contextmanager
+def using(table: Costs | None) -> Iterator[None]:
+    """Choose by this table for a while: another process's, or a test's."""
+    _given.append(table)
+    try:
+        yield
+    finally:
+        _given.pop()
+
+
+def predict(
+    layer: Layer, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of each pass in each way that the layer has; dense alone where there is no table."""
+    table = costs()
+    if table is None:
+        return {name: {"dense": 0.0} for name in known}
+    found = {name: {way: table.ms(layer, name, way, rate, packs=packs) for way in ways} for name, ways in known.items()}
+    return {name: {way: ms for way, ms in ways.items() if math.isfinite(ms)} for name, ways in found.items()}
+
+
+def predict_lists(layer: Layer) -> float:
+    """Milliseconds of the scan for active lists."""
+    table = costs()
+    return 0.0 if table is None else table.lists_ms(layer)

@@ -1,0 +1,300 @@
+"""A network prepared for inference: folded, laid out once, answered by one native call (`kernels.plan`).
+
+At batch 1 most of a network's time goes into the framework's calls per layer. A plan has none of them: spikes are bytes
+between layers, every neuron runs on its convolution's output while that is in the cache, and nothing is allocated but
+the logits. With `int8`, all synapses but the first block's and the readout's have weights of 8 bits with a scale per
+output channel; their sums are exact whole numbers, and potentials stay float32. That is the network which `export
+--int8` writes.
+"""
+
+import copy
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl.errors import InputError
+from mpd_agl.kernels import native
+from mpd_agl.kernels.plan import CONV, LINEAR, MEAN, POOL, LayerSpec, NativePlan, PlaceSpec, SynapseSpec, padded
+from mpd_agl.models.base import Network
+from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
+from mpd_agl.models.vgg import ConvNet
+from mpd_agl.nn import LIF, PLIF, Current, Readout, SpikingBlock, TdBatchNorm, fold
+from mpd_agl.nn.fold import whole
+
+MOST = 255
+"""Sums of spikes are bytes."""
+
+
+def plan_why_not(net: nn.Module) -> str:
+    """Why there is no inference plan for this network; "" where there is one."""
+    if why := native.load()[1]:
+        return why
+    if not isinstance(net, ResNet | ConvNet):
+        return f"a plan knows the ResNets, VGGs and cnn8 of mpd-agl, got {type(net).__name__}"
+    if net.options.ann:
+        return "a plan is for spiking networks, got an ANN"
+    for name, block in net.named_modules():
+        if isinstance(block, Current | SpikingBlock) and type(block.norm) not in (TdBatchNorm, type(None)):
+            return f"a plan folds tdBN, and {name} has {type(block.norm).__name__}"
+        if isinstance(block, SpikingBlock) and type(block.neuron) not in (LIF, PLIF):
+            return f"a plan knows LIF and PLIF, and {name} has {type(block.neuron).__name__}"
+        if isinstance(block, SpikingBlock) and not isinstance(block.synapse, nn.Conv2d | nn.Linear):
+            return f"a plan knows convolutions and linear layers, and {name} has {type(block.synapse).__name__}"
+        if isinstance(block, nn.Conv2d) and not _is_plain(block):
+            return f"a plan knows square convolutions without groups, and {name} is {block}"
+    return ""
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    square = all(len(set(a)) == 1 for a in (conv.kernel_size, conv.stride, conv.padding))
+    return square and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+
+
+class InferencePlan(nn.Module):
+    """`run(x)` gives the logits_TNK of `net.eval()(x)`, for images (N, C, H, W) or frames (T, N, C, H, W) of any N.
+
+    A copy of the network's weights as they are now; later training does not reach it. `num_steps` may be set to another
+    T. Potentials may differ from the network's by the order of additions, so a neuron within rounding of its threshold
+    may fire in one and not in the other.
+
+    >>> from mpd_agl.models import create_model
+    >>> net = create_model("cnn8", width_mult=0.125, image_size=16).eval()
+    >>> run = InferencePlan(net)
+    >>> run(torch.randn(1, 3, 16, 16)).shape
+    torch.Size([2, 1, 10])
+    """
+
+    def __init__(self, net: Network, *, int8: bool = False, most_active: float | None = None) -> None:
+        super().__init__()
+        if why := plan_why_not(net):
+            raise InputError(f"there is no inference plan for this network: {why}. Use mpd_agl.nn.fold(net.eval()).")
+        folded = any(m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
+        self._net = [copy.deepcopy(net).cpu() if folded else fold(net).cpu()]  # hidden: a plan has no parameters
+        self.int8, self.most_active = int8, most_active
+        self.num_steps, self.options, self.name = net.num_steps, net.options, net.name
+        self.places, self.layers = _Walk(self._net[0], int8).walk()  # type: ignore[arg-type]
+        self._plans: dict[Any, NativePlan] = {}
+        self._lock = threading.Lock()
+        self.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """logits_TNK."""
+        net = self._net[0]
+        net.num_steps = self.num_steps
+        x_SNCHW = net.check(x)
+        with self._lock:
+            return self.native(x_SNCHW.shape[0]).run(x_SNCHW.float().permute(0, 1, 3, 4, 2))
+
+    def run(self, x: Tensor) -> Tensor:
+        """logits_TNK."""
+        return self.forward(x)
+
+    def native(self, input_steps: int) -> NativePlan:
+        """The native plan for images (1) or for T frames, at the SIMD level and threads of now."""
+        key = self.num_steps, input_steps, native.level(), torch.get_num_threads()
+        if key not in self._plans:
+            where = self.options.num_classes, self.num_steps, input_steps, self.most_active
+            self._plans = {key: NativePlan(self.places, self.layers, *where)}  # the one before gives its memory back
+        return self._plans[key]
+
+    def extra_repr(self) -> str:
+        """Shown by print(plan)."""
+        return f"{self.name}, T={self.num_steps}, {'int8' if self.int8 else 'float32'}, {len(self.layers)} layers"
+
+
+class _Walk:
+    """The places and layers of a folded network, in the order in which they run."""
+
+    def __init__(self, net: ResNet | ConvNet, int8: bool) -> None:
+        o = net.options
+        self.net, self.int8 = net, int8
+        self.places = [PlaceSpec(o.image_size, o.image_size, o.in_channels, most=0)]
+        self.layers: list[LayerSpec] = []
+        self.divisor = {0: 1}
+        """By place: its whole numbers are so many times the values that they stand for."""
+        self.real = [o.in_channels]
+        """Channels of each place without padding."""
+        self.flattened: dict[int, int] = {}
+        """By place: the picture whose values it holds in one pixel."""
+
+    def walk(self) -> tuple[list[PlaceSpec], list[LayerSpec]]:
+        """Walk the network."""
+        net, at = self.net, 0
+        if isinstance(net, ResNet):
+            at = self.block(net.stem, at)
+            for number in range(1, net.num_stages + 1):
+                for part in net.get_submodule(f"stage{number}").children():
+                    at = self.residual(part, at)
+            at = self.mean(at)
+            if net.fc1 is not None:
+                at = self.mean(self.block(net.fc1, at))
+        else:
+            for name in net.order:
+                at = self.pool(at) if name == "pool" else self.block(net.get_submodule(name), at)
+            at = self.mean(at) if net.average else self.flat(at)
+            for number in range(1, net.num_hidden + 1):
+                at = self.block(net.get_submodule(f"fc{number}"), at)
+            if self.places[at].most:
+                at = self.mean(at)
+        self.readout(net.readout, at)
+        self._borders()
+        return self.places, self.layers
+
+    def residual(self, part: nn.Module, at: int) -> int:
+        """A basic block."""
+        if isinstance(part, SewBlock):
+            shortcut = at if part.shortcut is None else self.block(part.shortcut, at)
+            return self.block(part.conv2, self.block(part.conv1, at), residual=shortcut)
+        assert isinstance(part, ZhengBlock)
+        return self.block(part.conv2, self.block(part.conv1, at), current_input=at)
+
+    def _place(self, spec: PlaceSpec, channels: int, divisor: int = 1) -> int:
+        self.places.append(spec)
+        self.real.append(channels)
+        self.divisor[len(self.places) - 1] = divisor
+        return len(self.places) - 1
+
+    def block(self, block: nn.Module, at: int, residual: int = -1, current_input: int = -1) -> int:
+        """A folded spiking block: the place of its spikes."""
+        assert isinstance(block, SpikingBlock)
+        own, bias_C = self.synapse(block.synapse, at)
+        channels, tau_C = bias_C.shape[0], torch.as_tensor(block.neuron.tau).detach().float()
+        gain_C = (1 - tau_C if block.neuron.decay_input else torch.ones(())).expand(channels)
+        other = carried_scale = None
+        if current_input >= 0:
+            (current,) = block.currents
+            assert isinstance(current, Current)
+            if current.synapse is None:
+                assert current.norm is not None
+                carried_scale, shift_C = (a.detach() for a in current.norm.affine())
+            else:
+                other, shift_C = self.synapse(current.synapse, current_input)
+            bias_C = bias_C + shift_C
+        spikes = 1 + (self.places[residual].most if residual >= 0 else 0)
+        if spikes > MOST:
+            raise InputError(f"a plan counts spikes in bytes, and a sum here reaches {spikes}.")
+        height, width = self._out_size(own)
+        out = self._place(PlaceSpec(height, width, padded(channels), spikes), channels)
+        self.layers.append(
+            LayerSpec(
+                LINEAR if self.places[at].most == 0 and isinstance(block.synapse, nn.Linear) else CONV,
+                _times(own, gain_C),
+                out,
+                other=None if other is None else _times(other, gain_C),
+                residual=residual,
+                carried=current_input if carried_scale is not None else -1,
+                carried_scale=None if carried_scale is None else _fill(carried_scale * gain_C, 0.0),
+                bias=_fill(bias_C * gain_C, 0.0),
+                tau=_fill(tau_C.expand(channels), 0.0),
+                v_th=_fill(torch.as_tensor(block.neuron.v_th).detach().float().expand(channels), 1.0),
+                soft_reset=block.neuron.reset == "soft",
+            )
+        )
+        return out
+
+    def _out_size(self, own: SynapseSpec) -> tuple[int, int]:
+        place, K = self.places[own.place], own.weight.shape[1]
+        height, width = ((n + 2 * own.pad - K) // own.stride + 1 for n in (place.height, place.width))
+        return height, width
+
+    def synapse(self, synapse: nn.Module | None, at: int, *, exact: bool = False) -> tuple[SynapseSpec, Tensor]:
+        """A synapse on that place, and its bias; `exact` leaves the weights as they are."""
+        stride, pad = 1, 0
+        if isinstance(synapse, nn.Conv2d):
+            stride, pad = synapse.stride[0], int(synapse.padding[0])
+            w_OKKC = synapse.weight.detach().permute(0, 2, 3, 1)
+        else:
+            assert isinstance(synapse, nn.Linear)
+            weight = synapse.weight.detach()
+            # A picture that was flattened has its channels first, and its place has them last.
+            if at in self.flattened:
+                flattened = self.flattened[at]
+                picture, real = self.places[flattened], self.real[flattened]
+                w_OCHW = weight.view(-1, real, picture.height, picture.width)
+                weight = nn.functional.pad(w_OCHW, (0, 0, 0, 0, 0, picture.channels - real)).permute(0, 2, 3, 1)
+            w_OKKC = weight.reshape(weight.shape[0], 1, 1, -1)
+        if not bool(torch.isfinite(w_OKKC).all()):
+            raise InputError("the network's weights hold NaN or Inf. Use an earlier checkpoint.")
+        bias_C = torch.zeros(w_OKKC.shape[0]) if synapse.bias is None else synapse.bias.detach().float()
+        scale_C, divisor = None, self.divisor[at]
+        if self.int8 and not exact and at > 0:
+            w_OKKC, scale_C = whole(w_OKKC.float())
+            if self.places[at].most == 0:  # real inputs: whole weights, float arithmetic
+                w_OKKC, scale_C = w_OKKC * scale_C.view(-1, 1, 1, 1), None
+        if divisor > 1:  # a power of two: no rounding
+            if scale_C is None:
+                w_OKKC = w_OKKC / divisor
+            else:
+                scale_C = scale_C / divisor
+        extra = self.places[at].channels - w_OKKC.shape[3], padded(w_OKKC.shape[0]) - w_OKKC.shape[0]
+        w_OKKC = nn.functional.pad(w_OKKC, (0, extra[0], 0, 0, 0, 0, 0, extra[1])).contiguous()
+        return SynapseSpec(at, w_OKKC, stride, pad, None if scale_C is None else _fill(scale_C, 1.0)), bias_C
+
+    def pool(self, at: int) -> int:
+        """2x2 sums; an average is a quarter of them."""
+        place = self.places[at]
+        spec = PlaceSpec(place.height // 2, place.width // 2, place.channels, 4 * place.most)
+        if spec.most > MOST or not place.most:
+            raise InputError("a plan pools spikes, up to three times in a row.")
+        out = self._place(spec, self.real[at], 4 * self.divisor[at])
+        self.layers.append(LayerSpec(POOL, SynapseSpec(at, torch.empty(padded(1), 2, 2, 0), 2), out))
+        return out
+
+    def mean(self, at: int) -> int:
+        """Means over a picture, as floats; of a picture of one pixel its values."""
+        place = self.places[at]
+        out = self._place(PlaceSpec(1, 1, place.channels, 0), self.real[at], self.divisor[at])
+        self.layers.append(LayerSpec(MEAN, SynapseSpec(at, torch.empty(padded(1), 1, 1, 0)), out))
+        if place.alias >= 0:
+            self.flattened[out] = place.alias
+        return out
+
+    def flat(self, at: int) -> int:
+        """The picture as one pixel with all its values."""
+        place = self.places[at]
+        channels = place.height * place.width * place.channels
+        out = self._place(PlaceSpec(1, 1, channels, place.most, alias=at), channels, self.divisor[at])
+        self.flattened[out] = at
+        return out
+
+    def readout(self, readout: Readout, at: int) -> None:
+        """The logits."""
+        own, bias_K = self.synapse(readout.linear, at, exact=True)
+        self.layers.append(LayerSpec(LINEAR, own, -1, bias=_fill(bias_K, 0.0)))
+
+    def _borders(self) -> None:
+        """Zeros around every place that a convolution with padding reads."""
+        need = [0] * len(self.places)
+        for layer in self.layers:
+            for synapse in (layer.own, layer.other):
+                if synapse is not None and self.places[synapse.place].most:
+                    need[synapse.place] = max(need[synapse.place], synapse.pad)
+        self.places = [
+            PlaceSpec(p.height, p.width, p.channels, p.most, border, p.alias)
+            for p, border in zip(self.places, need, strict=True)
+        ]
+
+
+def _fill(values_C: Tensor, value: float) -> Tensor:
+    """A vector with the padding channels."""
+    return nn.functional.pad(values_C.float(), (0, padded(values_C.shape[0]) - values_C.shape[0]), value=value)
+
+
+def _times(synapse: SynapseSpec, gain_C: Tensor) -> SynapseSpec:
+    """The synapse with its output multiplied."""
+    if bool((gain_C == 1).all()):
+        return synapse
+    gain_C = _fill(gain_C, 0.0)
+    if synapse.scale is None:
+        weight = synapse.weight * gain_C.view(-1, 1, 1, 1)
+        return SynapseSpec(synapse.place, weight, synapse.stride, synapse.pad)
+    return SynapseSpec(synapse.place, synapse.weight, synapse.stride, synapse.pad, synapse.scale * gain_C)

@@ -1,0 +1,94 @@
+"""The machine's table of costs: what it predicts, and that it is measured once."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from mpd_agl.kernels import backends_here, costs
+from mpd_agl.kernels.costs import Costs, Layer
+
+pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
+
+
+def table(dense=4.0, event=(1.0, 10.0)):
+    """Dense costs 4 ns times the width's place (1, 2, 3), event 1 + 10 rate, of each multiply-add."""
+    passes = {
+        "forward": {"dense": [dense, 0.0], "event": list(event)},
+        "weight_grad": {"dense": [dense, 0.0], "event": list(event)},
+        "input_grad": {"dense": [dense, 0.0]},
+    }
+    cells = {
+        kind: {
+            str(width): {n: {w: [place * v for v in ab] for w, ab in ways.items()} for n, ways in passes.items()}
+            for place, width in enumerate(costs.WIDTHS, 1)
+        }
+        for kind in costs.KINDS
+    }
+    calls = {"dense": 100.0, "event": 200.0, "winograd": 1.0}
+    return Costs({"cells": cells, "call": calls, "pack": {"event": 3.0}, "scan": [50.0, 0.5]})
+
+
+def test_a_prediction_by_hand():
+    made, layer = table(), Layer("3x3", 64.0, macs=1000, weights=10, inputs=400)
+    assert made.ms(layer, "forward", "dense", 0.3, packs=True) == pytest.approx(1e-6 * (100 + 1000 * 2 * 4))
+    event = made.ms(layer, "forward", "event", 0.3, packs=True)
+    assert event == pytest.approx(1e-6 * (200 + 3 * 10 + 1000 * 2 * (1 + 10 * 0.3)))
+    assert made.ms(layer, "weight_grad", "event", 0.3, packs=True) == pytest.approx(event - 1e-6 * 30)
+    assert made.ms(layer, "forward", "event", 0.3, packs=False) == pytest.approx(event - 1e-6 * 30)
+    assert made.lists_ms(layer) == pytest.approx(1e-6 * (50 + 200))
+    between = Layer("3x3", 32.0, macs=1000, weights=10, inputs=400)  # half way from 16 to 64, on a logarithmic scale
+    assert made.ms(between, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * 1.5 * 4))
+    for width, place in ((2.0, 1), (4000.0, 3)):
+        outside = Layer("linear", width, macs=1000, weights=10, inputs=400)
+        assert made.ms(outside, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * place * 4))
+    with costs.using(made):
+        found = costs.predict(layer, 0.3, {"forward": ("dense", "event", "winograd")}, packs=False)
+    assert set(found["forward"]) == {"dense", "event"}  # nothing is known of Winograd's form here
+
+
+def test_a_layer_by_hand():
+    conv = costs.layer_of(torch.Size((2, 8, 9, 9)), torch.zeros(32, 8, 3, 3), 2, 1)
+    assert conv == Layer("3x3 stride 2", 16.0, macs=2 * 25 * 32 * 8 * 9, weights=32 * 8 * 9, inputs=2 * 8 * 81)
+    linear = costs.layer_of(torch.Size((5, 8)), torch.zeros(2, 8), 1, 0)
+    assert linear == Layer("linear", 4.0, macs=5 * 16, weights=16, inputs=40)
+
+
+def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs, "_given", [])
+    monkeypatch.setattr(costs, "KINDS", {"3x3": (3, 1)})
+    monkeypatch.setattr(costs, "WIDTHS", {16: (2, 4)})
+    monkeypatch.setattr(costs, "TRIES", 1)
+    costs._of_key.cache_clear()
+    first = costs.costs()
+    (path,) = (tmp_path / "costs").glob("*.json")
+    kept = path.read_text()
+    assert json.loads(kept)["key"] == costs.key()
+    assert set(first.table["cells"]["3x3"]["16"]["forward"]) == {"dense", "event", "winograd"}
+    monkeypatch.setattr(costs, "measure", lambda: pytest.fail("measured again"))
+    costs._of_key.cache_clear()  # as another process would
+    assert costs.costs() == first
+    assert costs.costs().fingerprint == first.fingerprint
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)  # another machine, as far as times go
+        monkeypatch.setattr(costs, "measure", lambda: first)
+        costs.costs()
+    finally:
+        torch.set_num_threads(threads)
+    assert len(list((tmp_path / "costs").glob("*.json"))) == 2
+    path.write_text(kept[:40])
+    costs._of_key.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert costs.costs() == first
+    assert "is damaged and is measured again" in caplog.text
+    assert path.read_text() == kept
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path / "file"))
+    costs._of_key.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert costs.costs() is None
+    assert "conv_impl auto is dense" in caplog.text
+    costs._of_key.cache_clear()
