@@ -15,7 +15,7 @@ def test_every_work_and_contender_is_known():
 
 def test_a_line_says_time_ratio_range_best_and_memory():
     found = record()
-    assert overview.cell(found, "ann") == "  118.75 ms   2.25x (2.00 to 2.50), best 3.00x, 0 MB"
+    assert overview.cell(found, "ann") == "  125.00 ms   2.25x (2.00 to 2.50), best 3.00x, 0 MB"
     assert overview.cell(found, "snntorch") == "left out"
     assert overview.cell(found, "convs") == ""
     assert overview.cell(record(agrees=False), "ann") == "outputs differ"

@@ -61,6 +61,10 @@ CASES = [
     ("vgg11", {"width_mult": 0.05, "image_size": 32}),
     ("vgg13", {"width_mult": 0.03, "num_classes": 37}),
     ("cnn8", {"width_mult": 0.3, "image_size": 17, "num_steps": 1, "in_channels": 1}),
+    ("sew-resnet34", {"width_mult": 0.05, "image_size": 8}),
+    ("plain", {"depth": 6, "image_size": 12, "norm": "bn"}),
+    ("resnet19", {"width_mult": 0.125, "image_size": 8, "block": "zheng", "norm": "bn"}),
+    ("cnn8", {"width_mult": 0.125, "image_size": 8, "norm": "mpbn"}),
 ]
 
 
@@ -172,20 +176,45 @@ def test_what_a_plan_refuses():
         InferencePlan(copy.deepcopy(net).train())
     with pytest.raises(InputError, match="spiking networks, got an ANN"):
         InferencePlan(create_model("cnn8", ann=True).eval())
-    with pytest.raises(InputError, match="ResNets, VGGs and cnn8"):
+    with pytest.raises(InputError, match="ResNets and plain CNNs"):
         InferencePlan(nn.Linear(2, 2))
-    net.conv2.norm = nn.GroupNorm(1, 8)
-    assert "conv2 has GroupNorm" in plan_why_not(net)
-    net.conv2.norm = None
-    net.conv2.neuron = nn.ReLU()
-    assert "conv2 has ReLU" in plan_why_not(net)
-    net.conv2.neuron = LIF()
     net.conv2.synapse.weight.data[0] = float("nan")
     with pytest.raises(InputError, match="weights hold NaN"):
         InferencePlan(net)
+    net.conv2.norm = nn.GroupNorm(1, 8).eval()
+    assert "conv2 has GroupNorm" in plan_why_not(net)
+    net.conv2.norm = None
+    net.conv2.neuron = nn.ReLU().eval()
+    assert "conv2 has ReLU" in plan_why_not(net)
 
 
-def test_every_network_of_the_registry_has_a_plan():
-    for name in list_models():
-        if name in ("resnet19", "resnet18", "vggsnn", "vgg11", "vgg13", "vgg16", "cnn8"):
-            assert plan_why_not(create_model(name, width_mult=0.05).eval()) == ""
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"norm": "tebn"}, "has StepAffine"),
+        ({"start": "mp-init"}, "start at rest"),
+        ({"attention": "tcja"}, "does not know TCJA"),
+        ({"method": "asgl"}, ""),
+        ({"method": "deeptage"}, ""),
+    ],
+)
+def test_options_that_a_plan_does_not_know_are_refused(options, why):
+    found = plan_why_not(create_model("cnn8", width_mult=0.125, image_size=8, **options).eval())
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+@pytest.mark.parametrize("name", ["resnet19", "resnet18", "sew-resnet18", "sew-resnet34"])
+def test_resnets_have_a_plan(name):
+    assert plan_why_not(create_model(name, width_mult=0.05).eval()) == ""
+
+
+@pytest.mark.parametrize("name", ["vggsnn", "vgg11", "vgg13", "vgg16", "plain", "cnn8"])
+def test_plain_cnns_have_a_plan(name):
+    assert plan_why_not(create_model(name, width_mult=0.05).eval()) == ""
+
+
+def test_every_other_network_is_refused():
+    others = [name for name in list_models() if name.startswith("ms-") or name == "statten"]
+    for name in others:
+        assert "ResNets and plain CNNs" in plan_why_not(create_model(name, width_mult=0.05).eval())

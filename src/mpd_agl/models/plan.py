@@ -17,33 +17,72 @@ from torch import Tensor, nn
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import native
 from mpd_agl.kernels.plan import CONV, LINEAR, MEAN, POOL, LayerSpec, NativePlan, PlaceSpec, SynapseSpec, padded
-from mpd_agl.models.base import Network
+from mpd_agl.models.base import Network, Pool
 from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
 from mpd_agl.models.vgg import ConvNet
-from mpd_agl.nn import LIF, PLIF, Current, Readout, SpikingBlock, TdBatchNorm, fold
+from mpd_agl.nn import (
+    LIF,
+    PLIF,
+    BatchNorm,
+    Current,
+    FoldedLIF,
+    MeasuredMoments,
+    Neuron,
+    Readout,
+    SpikingBlock,
+    TdBatchNorm,
+    Width,
+    fold,
+)
 from mpd_agl.nn.fold import whole
 
 MOST = 255
 """Sums of spikes are bytes."""
 
 
+KNOWN_PARTS = (
+    *(Network, SewBlock, ZhengBlock, SpikingBlock, Current, Readout, Pool),
+    *(nn.Conv2d, nn.Linear, nn.Sequential, nn.ModuleList, TdBatchNorm, Neuron, Width, MeasuredMoments),
+)
+"""What a plan lays out, and what only training uses; a network with any other part is refused."""
+
+
 def plan_why_not(net: nn.Module) -> str:
-    """Why there is no inference plan for this network; "" where there is one."""
+    """Why there is no inference plan for this network in evaluation mode; "" where there is one."""
     if why := native.load()[1]:
         return why
     if not isinstance(net, ResNet | ConvNet):
-        return f"a plan knows the ResNets, VGGs and cnn8 of mpd-agl, got {type(net).__name__}"
+        return f"a plan knows the ResNets and plain CNNs of mpd-agl, got {type(net).__name__}"
     if net.options.ann:
         return "a plan is for spiking networks, got an ANN"
-    for name, block in net.named_modules():
-        if isinstance(block, Current | SpikingBlock) and type(block.norm) not in (TdBatchNorm, type(None)):
-            return f"a plan folds tdBN, and {name} has {type(block.norm).__name__}"
-        if isinstance(block, SpikingBlock) and type(block.neuron) not in (LIF, PLIF):
-            return f"a plan knows LIF and PLIF, and {name} has {type(block.neuron).__name__}"
-        if isinstance(block, SpikingBlock) and not isinstance(block.synapse, nn.Conv2d | nn.Linear):
-            return f"a plan knows convolutions and linear layers, and {name} has {type(block.synapse).__name__}"
-        if isinstance(block, nn.Conv2d) and not _is_plain(block):
-            return f"a plan knows square convolutions without groups, and {name} is {block}"
+    return next(filter(None, (_part_why_not(name, part) for name, part in _folded(net).named_modules())), "")
+
+
+def _folded(net: Network) -> Network:
+    """A folded copy on the CPU."""
+    is_folded = any(m.is_folded for m in net.modules() if isinstance(m, SpikingBlock))
+    return copy.deepcopy(net).cpu() if is_folded else fold(net).cpu()
+
+
+def _part_why_not(name: str, part: nn.Module) -> str:
+    """Why a plan cannot lay out this part of a folded network."""
+    if not isinstance(part, KNOWN_PARTS):
+        return f"a plan does not know {type(part).__name__}, which {name} is"
+    if isinstance(part, SpikingBlock):
+        if part.norm is not None:
+            return f"a plan takes norms that fold into the synapse, and {name} has {type(part.norm).__name__}"
+        neuron: nn.Module = part.neuron
+        if type(neuron) not in (LIF, PLIF, FoldedLIF):
+            return f"a plan knows LIF and PLIF, and {name} has {type(neuron).__name__}"
+        assert isinstance(neuron, Neuron)
+        if neuron.drop is not None or neuron.scaled or neuron.start is not None:
+            return f"a plan knows neurons that start at rest and give spikes of 1, and {name} has {neuron}"
+        if not isinstance(part.synapse, nn.Conv2d | nn.Linear):
+            return f"a plan knows convolutions and linear layers, and {name} has {type(part.synapse).__name__}"
+    if isinstance(part, Current) and type(part.norm) not in (TdBatchNorm, BatchNorm, type(None)):
+        return f"a plan takes norms that fold into the synapse, and {name} has {type(part.norm).__name__}"
+    if isinstance(part, nn.Conv2d) and not _is_plain(part):
+        return f"a plan knows square convolutions without groups, and {name} is {part}"
     return ""
 
 
@@ -70,8 +109,7 @@ class InferencePlan(nn.Module):
         super().__init__()
         if why := plan_why_not(net):
             raise InputError(f"there is no inference plan for this network: {why}. Use mpd_agl.nn.fold(net.eval()).")
-        folded = any(m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
-        self._net = [copy.deepcopy(net).cpu() if folded else fold(net).cpu()]  # hidden: a plan has no parameters
+        self._net = [_folded(net)]  # hidden: a plan has no parameters
         self.int8, self.most_active = int8, most_active
         self.num_steps, self.options, self.name = net.num_steps, net.options, net.name
         self.places, self.layers = _Walk(self._net[0], int8).walk()  # type: ignore[arg-type]
