@@ -392,8 +392,8 @@ def _check(x_SMC: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> N
 def compile_options(kernel: Any, amd: bool) -> dict[str, Any]:
     """How a kernel is compiled.
 
-    NVIDIA's assembler saves registers for occupancy, and spilled two forms of the forward kernel on 9.0 to do so. A bound
-    that the kernel does not reach makes it take what is needed.
+    NVIDIA's assembler saves registers for occupancy, and spilled two forms of the forward kernel on 9.0 to do so. A
+    bound that the kernel does not reach makes it take what is needed.
     """
     bound = {"maxnreg": 128} if kernel is _forward and not amd else {}
     return {"num_warps": WARPS, "enable_fp_fusion": True, **bound}
