@@ -46,7 +46,7 @@ def test_steps(T, S):
     compare(make_case(T, S, N=3, space=(2,)), "triton", detach_reset=T == 6, device=DEVICE)
 
 
-@pytest.mark.parametrize(("T", "S"), [(33, 33), (70, 70), (40, 1)])
+@pytest.mark.parametrize(("T", "S"), [(66, 66), (33, 1)])
 def test_more_steps_than_registers_hold(T, S):
     compare(make_case(T, S, N=3, space=()), "triton", "sigmoid", device=DEVICE)
 

@@ -24,10 +24,15 @@ def main() -> None:
 
     out, task = own_stdout(), json.loads(sys.argv[1])
     try:
-        answer = {"step": _step, "epoch": _epoch, "layers": _layers}[task["task"]](task)
+        answer = measure(task)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
     print(json.dumps(answer), file=out, flush=True)
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a task."""
+    return {"step": _step, "epoch": _epoch, "layers": _layers}[task["task"]](task)
 
 
 def _timed(work: Callable[[], Any], device: str, seconds: float, least: int = 3) -> tuple[float, list[float]]:
