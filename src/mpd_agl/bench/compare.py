@@ -91,16 +91,7 @@ def compare(
                 left_out[name] = found["error"]
             else:
                 agreement[name], running[name] = found, process
-        seconds = QUICK_ROUND_S if quick else ROUND_S
-        units = {}
-        for name in ask_all(running, dict.fromkeys(running, 1), left_out):
-            units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
-        loop = FixedLoop(workload.threads)
-        for number in range(1, rounds + 1):
-            note(f"round {number} of {rounds}")
-            loop()
-            ask_all(running, units, left_out)
-        loop()
+        loop = run_rounds(running, rounds, left_out, threads=workload.threads, quick=quick, note=note)
     finally:
         for process in running.values():
             process.close()
@@ -134,6 +125,23 @@ def prepare(name: str, workload: Workload, note: Note) -> tuple[dict[str, Any], 
         process.close()
         return process.ready, None
     return found, process
+
+
+def run_rounds(
+    running: dict[str, Process], rounds: int, left_out: dict[str, str], *, threads: int, quick: bool, note: Note
+) -> FixedLoop:
+    """Rounds of about equal length, every contender in turn; the loop between them tells how busy the machine was."""
+    seconds = QUICK_ROUND_S if quick else ROUND_S
+    units = {}
+    for name in ask_all(running, dict.fromkeys(running, 1), left_out):
+        units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
+    loop = FixedLoop(threads)
+    for number in range(1, rounds + 1):
+        note(f"round {number} of {rounds}")
+        loop()
+        ask_all(running, units, left_out)
+    loop()
+    return loop
 
 
 def ask_all(running: dict[str, Process], units: dict[str, int], left_out: dict[str, str]) -> list[str]:

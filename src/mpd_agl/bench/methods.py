@@ -11,8 +11,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from mpd_agl.bench.compare import MOST_UNITS, QUICK_ROUND_S, ROUND_S, Note, Process, ask_all, hear, provenance, start
-from mpd_agl.bench.timing import FixedLoop, busy, over
+from mpd_agl.bench.compare import Note, Process, hear, provenance, run_rounds, start
+from mpd_agl.bench.timing import busy, over
 from mpd_agl.bench.workload import LOSSES, Workload
 from mpd_agl.errors import InputError
 from mpd_agl.nn import METHODS, get_method
@@ -56,16 +56,7 @@ def measure(
                 left_out[name] = str(process.ready["error"])
             else:
                 running[name] = process
-        seconds = QUICK_ROUND_S if quick else ROUND_S
-        units = {}
-        for name in ask_all(running, dict.fromkeys(running, 1), left_out):
-            units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
-        loop = FixedLoop(base.threads)
-        for number in range(1, rounds + 1):
-            note(f"round {number} of {rounds}")
-            loop()
-            ask_all(running, units, left_out)
-        loop()
+        loop = run_rounds(running, rounds, left_out, threads=base.threads, quick=quick, note=note)
     finally:
         for process in running.values():
             process.close()
@@ -111,8 +102,7 @@ def text(record: dict[str, Any]) -> str:
     ]
     for name, r in record["rows"].items():
         spread = f"  ({r['range'][0]:.2f} - {r['range'][1]:.2f})"
-        lines.append(
-            f"{name:18}{r['num_steps']:>3}{r['time']:16.2f}{spread:<16}{r['peak_memory']:16.2f}{r['ms_per_image']:10.3f}"
-        )
+        ratios = f"{r['time']:16.2f}{spread:<16}{r['peak_memory']:16.2f}"
+        lines.append(f"{name:18}{r['num_steps']:>3}{ratios}{r['ms_per_image']:10.3f}")
     lines += [f"{name}: left out, {why}" for name, why in record["left_out"].items()]
     return "\n".join(filter(None, [*lines, busy(record)]))

@@ -101,16 +101,19 @@ def quantile_width(
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
     normal.
 
-    Solved by bisection within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5) unless
+    Solved by search within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5) unless
     others are given. At gamma = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
     """
     low, high = bounds_T or (torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th)
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
     offset = v_th - mean_T
-    for _ in range(24):  # 24 halvings of 3.8: 2e-7
-        middle = (low + high) / 2
-        inside = (torch.erf((offset + middle / 2) * scale) - torch.erf((offset - middle / 2) * scale)) / 2
-        low, high = torch.where(inside < share, middle, low), torch.where(inside < share, high, middle)
+    parts = torch.linspace(0, 1, 65, dtype=std_T.dtype, device=std_T.device)
+    for _ in range(4):  # four times a 64th: 2e-7 of the bounds' distance, in a sixth of the calls of halving
+        kappa_TP = low[:, None] + (high - low)[:, None] * parts
+        upper, lower = ((offset[:, None] + side * kappa_TP / 2) * scale[:, None] for side in (1, -1))
+        inside_TP = (torch.erf(upper) - torch.erf(lower)) / 2
+        first_T1 = (inside_TP < share).sum(1, keepdim=True).clamp(1, 64)
+        low, high = kappa_TP.gather(1, first_T1 - 1)[:, 0], kappa_TP.gather(1, first_T1)[:, 0]
     return (low + high) / 2
 
 
