@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("src/mpd_agl/kernels")
-SOURCES = ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp", "plan.cpp")
+SOURCES = ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp", "lookup.cpp", "plan.cpp")
 COMMON = [
     "-std=c++17",
     "-O3",

@@ -27,7 +27,8 @@ def table(dense=4.0, event=(1.0, 10.0)):
         for kind in costs.KINDS
     }
     calls = {"dense": 100.0, "event": 200.0, "winograd": 1.0}
-    return Costs({"cells": cells, "call": calls, "pack": {"event": 3.0}, "scan": [50.0, 0.5]})
+    scans = {"scan": [50.0, 0.5], "bits": [20.0, 0.25]}
+    return Costs({"cells": cells, "call": calls, "pack": {"event": 3.0}, **scans})
 
 
 def test_a_prediction_by_hand():
@@ -38,6 +39,7 @@ def test_a_prediction_by_hand():
     assert made.ms(layer, "weight_grad", "event", 0.3, packs=True) == pytest.approx(event - 1e-6 * 30)
     assert made.ms(layer, "forward", "event", 0.3, packs=False) == pytest.approx(event - 1e-6 * 30)
     assert made.lists_ms(layer) == pytest.approx(1e-6 * (50 + 200))
+    assert made.bits_ms(layer) == pytest.approx(1e-6 * (20 + 100))
     between = Layer("3x3", 32.0, macs=1000, weights=10, inputs=400)  # half way from 16 to 64, on a logarithmic scale
     assert made.ms(between, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * 1.5 * 4))
     for width, place in ((2.0, 1), (4000.0, 3)):
@@ -66,7 +68,7 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):
     (path,) = (tmp_path / "costs").glob("*.json")
     kept = path.read_text()
     assert json.loads(kept)["key"] == costs.key()
-    assert set(first.table["cells"]["3x3"]["16"]["forward"]) == {"dense", "event", "winograd"}
+    assert set(first.table["cells"]["3x3"]["16"]["forward"]) == {"dense", "event", "winograd", "lookup"}
     monkeypatch.setattr(costs, "measure", lambda: pytest.fail("measured again"))
     costs._of_key.cache_clear()  # as another process would
     assert costs.costs() == first

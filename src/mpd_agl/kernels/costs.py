@@ -4,7 +4,8 @@ A layer's time in one pass and one way is predicted as
 
     call + pack * weights + multiply-adds * (a + b * rate)
 
-with `rate` the share of active inputs (b is 0 but for the event-driven way). `a` and `b` are measured for a few kinds
+with `rate` the share of active inputs (b is 0 but for the event-driven way); where sums are looked up, the number of
+bits of the largest input stands in its place. `a` and `b` are measured for a few kinds
 of layers at three widths; between widths they are interpolated. The table is measured in about a second, the first time
 that a layer has to choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
 a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
@@ -26,11 +27,11 @@ import torch
 from torch import Tensor
 
 from mpd_agl import records
-from mpd_agl.kernels import active, convolution, native
+from mpd_agl.kernels import active, convolution, lookup, native
 from mpd_agl.kernels.convolution import PASSES
 
 log = logging.getLogger("mpd_agl")
-FORMAT = 1
+FORMAT = 2
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 8)}
@@ -73,7 +74,7 @@ class Costs:
     """The machine's table; times in nanoseconds."""
 
     table: Table
-    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan` [per call, per value]."""
+    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan` and `bits` [per call, per value]."""
 
     def __post_init__(self) -> None:
         for kind in KINDS:
@@ -81,7 +82,7 @@ class Costs:
                 cell = self.table["cells"][kind][str(width)]
                 if not all(len(found) == 2 for way in cell.values() for found in way.values()):
                     raise ValueError(f"a cell of {kind}, {width} channels without its two numbers")
-        if not all(math.isfinite(v) for v in (*self.table["call"].values(), *self.table["scan"])):
+        if not all(math.isfinite(v) for v in (*self.table["call"].values(), *self.table["scan"], *self.table["bits"])):
             raise ValueError("a cost that is not a number")
 
     @property
@@ -89,8 +90,9 @@ class Costs:
         """Twelve digits that name this table."""
         return hashlib.sha256(records.canonical(self.table)).hexdigest()[:12]
 
-    def ms(self, layer: Layer, name: str, way: str, rate: float, *, packs: bool) -> float:
+    def ms(self, layer: Layer, name: str, way: str, rate: float, *, packs: bool, planes: int = 1) -> float:
         """The predicted time of one pass; `packs`: its weight is laid out anew in every call."""
+        rate = planes if way == "lookup" else rate
         widths = list(WIDTHS)
         place = min(max(layer.width, widths[0]), widths[-1])
         upper = next(i for i, width in enumerate(widths) if place <= width)
@@ -110,6 +112,11 @@ class Costs:
         call, each = self.table["scan"]
         return float(1e-6 * (call + each * layer.inputs))
 
+    def bits_ms(self, layer: Layer) -> float:
+        """The predicted time of the scan for bits."""
+        call, each = self.table["bits"]
+        return float(1e-6 * (call + each * layer.inputs))
+
 
 def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
     """The least time of each run over a few rounds in which they take turns; the first round warms up."""
@@ -125,13 +132,16 @@ def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
 def _runs(x: Tensor, weight: Tensor, g: Tensor, stride: int, padding: int) -> dict[tuple[str, str], Callable[[], Any]]:
     """Every way of every pass on one input; event-driven ones get their lists and packed weights."""
     where, lists = (x.shape, weight, g, stride, padding), active.scan(x)
+    looked_up = not lookup.why_not(weight, stride)
+    bits = lookup.scan(x, weight, stride, padding) if looked_up else None
+    inputs: dict[str, Any] = {"event": lists, "lookup": bits}
 
     def run(name: str, way: str) -> Callable[[], Any]:
         if name == "forward":
             packed = convolution.pack(way, weight)
-            return lambda: convolution.forward(way, x, weight, None, stride, padding, lists, packed)
+            return lambda: convolution.forward(way, x, weight, None, stride, padding, lists, packed, bits)
         if name == "weight_grad":
-            return lambda: convolution.weight_grad(way, lists if way == "event" else x, *where)
+            return lambda: convolution.weight_grad(way, inputs.get(way, x), *where)
         return lambda: convolution.input_grad(way, *where)
 
     known = convolution.ways_of(weight, stride, padding)
@@ -169,11 +179,21 @@ def measure() -> Costs:
         for kind in KINDS
     }
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
-    packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd")})
+    packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd", "lookup")})
     packed = {way: ns / weight.numel() for way, ns in packs.items()}
-    scans = _best_ns({"tiny": lambda: active.scan(tiny[0]), "large": lambda: active.scan(x)})
-    each = max(0.0, scans["large"] - scans["tiny"]) / x.numel()
-    return Costs({"cells": cells, "call": calls, "pack": packed, "scan": [scans["tiny"], each]})
+    scans = _best_ns(
+        {
+            ("scan", "tiny"): lambda: active.scan(tiny[0]),
+            ("scan", "large"): lambda: active.scan(x),
+            ("bits", "tiny"): lambda: lookup.scan(tiny[0], tiny[1], 1, 1),
+            ("bits", "large"): lambda: lookup.scan(x, weight, 1, 1),
+        }
+    )
+    found = {
+        name: [scans[name, "tiny"], max(0.0, scans[name, "large"] - scans[name, "tiny"]) / x.numel()]
+        for name in ("scan", "bits")
+    }
+    return Costs({"cells": cells, "call": calls, "pack": packed, **found})
 
 
 def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int, list[dict[tuple[str, str], float]]]:
@@ -181,9 +201,12 @@ def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int
     found: list[dict[tuple[str, str], float]] = []
     for rate in RATES:
         case = _case(kind, channels, rate, batch, size)
-        runs = _runs(*case)
-        if found:  # only the event-driven way follows the rate
-            runs = {key: run for key, run in runs.items() if key[1] == "event"}
+        if found:  # only the event-driven way follows the rate, and looking sums up the number of bits
+            event = {key: run for key, run in _runs(*case).items() if key[1] == "event"}
+            twice = _runs(case[0] * 2 + (case[0].flip(0) > 0), *case[1:])
+            runs = event | {key: run for key, run in twice.items() if key[1] == "lookup"}
+        else:
+            runs = _runs(*case)
         found.append(_best_ns(runs))
     return layer_of(case[0].shape, case[1], *case[3:]).macs, found
 
@@ -193,8 +216,9 @@ def _cell(measured: tuple[int, list[dict[tuple[str, str], float]]], calls: dict[
     macs, (low, high) = measured
     cell: Table = {name: {} for name in PASSES}
     for (name, way), ns in low.items():
-        slope = max(0.0, high.get((name, way), ns) - ns) / (RATES[1] - RATES[0])
-        cell[name][way] = [max(0.0, ns - calls[way] - slope * RATES[0]) / macs, slope / macs]
+        first, second = (1, 2) if way == "lookup" else RATES
+        slope = max(0.0, high.get((name, way), ns) - ns) / (second - first)
+        cell[name][way] = [max(0.0, ns - calls[way] - slope * first) / macs, slope / macs]
     return cell
 
 
@@ -262,13 +286,16 @@ def using(table: Costs | None) -> Iterator[None]:
 
 
 def predict(
-    layer: Layer, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool
+    layer: Layer, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool, planes: int = 1
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of each pass in each way that the layer has; dense alone where there is no table."""
     table = costs()
     if table is None:
         return {name: {"dense": 0.0} for name in known}
-    found = {name: {way: table.ms(layer, name, way, rate, packs=packs) for way in ways} for name, ways in known.items()}
+    found = {
+        name: {way: table.ms(layer, name, way, rate, packs=packs, planes=planes) for way in ways}
+        for name, ways in known.items()
+    }
     return {name: {way: ms for way, ms in ways.items() if math.isfinite(ms)} for name, ways in found.items()}
 
 
@@ -276,3 +303,9 @@ def predict_lists(layer: Layer) -> float:
     """Milliseconds of the scan for active lists."""
     table = costs()
     return 0.0 if table is None else table.lists_ms(layer)
+
+
+def predict_bits(layer: Layer) -> float:
+    """Milliseconds of the scan for bits."""
+    table = costs()
+    return 0.0 if table is None else table.bits_ms(layer)

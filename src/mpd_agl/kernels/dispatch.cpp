@@ -6,6 +6,7 @@
 
 #include "active.h"
 #include "codes.h"
+#include "lookup.h"
 #include "native.h"
 #include "plan.h"
 #include "winograd.h"
@@ -18,6 +19,7 @@ struct Level {
     const GeneralKernels *general;
     const ActiveKernels *active;
     const WinogradKernels *winograd;
+    const LookupKernels *lookup;
     const PlanKernels *plan;
     bool (*runs_here)();
 };
@@ -29,10 +31,11 @@ struct Level {
     extern "C" const GeneralKernels mpd_agl_general_##level; \
     extern "C" const ActiveKernels mpd_agl_active_##level;   \
     extern "C" const WinogradKernels mpd_agl_winograd_##level; \
+    extern "C" const LookupKernels mpd_agl_lookup_##level; \
     extern "C" const PlanKernels mpd_agl_plan_##level;
 #define LEVEL_OF(level, test)                                                                                        \
     {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, \
-     &mpd_agl_plan_##level, test}
+     &mpd_agl_lookup_##level, &mpd_agl_plan_##level, test}
 
 TABLES(base)
 #if HAVE_X86_LEVELS
@@ -142,6 +145,22 @@ int mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *pa
 }
 int mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     return level()->winograd->weight_grad(g, x, gy, dw);
+}
+int64_t mpd_agl_lookup_plane_size(const Geometry *g) { return level()->lookup->plane_size(g); }
+int mpd_agl_lookup_scan(const Geometry *g, const float *x, float times, uint16_t *bits) {
+    return level()->lookup->scan(g, x, times, bits);
+}
+int64_t mpd_agl_lookup_packed_size(const Geometry *g) { return level()->lookup->packed_size(g); }
+void mpd_agl_lookup_pack(const Geometry *g, const float *weight, float *packed) {
+    level()->lookup->pack(g, weight, packed);
+}
+int mpd_agl_lookup_forward(const Geometry *g, const uint16_t *bits, int64_t planes, float scale, const float *packed,
+                           const float *bias, float *y) {
+    return level()->lookup->forward(g, bits, planes, scale, packed, bias, y);
+}
+int mpd_agl_lookup_weight_grad(const Geometry *g, const uint16_t *bits, int64_t planes, float scale, const float *gy,
+                               float *dw) {
+    return level()->lookup->weight_grad(g, bits, planes, scale, gy, dw);
 }
 int64_t mpd_agl_plan_block(int64_t C_out) { return level()->plan->block(C_out); }
 int64_t mpd_agl_plan_piece(int64_t C_out) { return level()->plan->piece(C_out); }

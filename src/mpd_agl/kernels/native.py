@@ -19,7 +19,7 @@ from mpd_agl.core import Arctan, ArctanPeak, Rectangular, Sigmoid, Surrogate, Tr
 from mpd_agl.errors import InputError
 
 LEVELS = ("avx512", "avx2", "base")
-ABI_VERSION = 2
+ABI_VERSION = 3
 """As in native.h: raised whenever a struct, a function's arguments or the order of the surrogates changes."""
 SURROGATES: tuple[type[Surrogate], ...] = (Rectangular, Triangular, Sigmoid, Arctan, ArctanPeak)
 """The surrogates that C++ has, in its order."""
@@ -122,6 +122,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "winograd_pack": (None, [_POINTER, _POINTER, _INT, _POINTER]),
     "winograd_convolve": (_INT, [_POINTER] * 5),
     "winograd_weight_grad": (_INT, [_POINTER] * 4),
+    "lookup_plane_size": (_SIZE, [_POINTER]),
+    "lookup_scan": (_INT, [_POINTER, _POINTER, ctypes.c_float, _POINTER]),
+    "lookup_packed_size": (_SIZE, [_POINTER]),
+    "lookup_pack": (None, [_POINTER] * 3),
+    "lookup_forward": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, *[_POINTER] * 3]),
+    "lookup_weight_grad": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, _POINTER, _POINTER]),
     "plan_block": (_SIZE, [_SIZE]),
     "plan_piece": (_SIZE, [_SIZE]),
     "plan_vnni": (_INT, []),

@@ -21,7 +21,8 @@
 namespace {
 
 constexpr int64_t POINTS = 16;              // of a tile in Winograd's domain
-constexpr int64_t ROWS = 6;                 // tiles (or input channels) whose sums are in registers at once
+// Tiles whose sums are in registers at once, and input channels of a weight gradient: AVX-512 has 32 registers
+constexpr int64_t ROWS = LANES >= 16 ? 12 : 6, GRAD_ROWS = LANES >= 16 ? 8 : 4;
 constexpr int64_t PANEL = 2 * LANES;        // output channels likewise
 constexpr int64_t DEPTH = 256;              // input channels of a panel in L1
 constexpr int64_t BLOCK_BYTES = 192 << 10;  // of a block of tiles in Winograd's domain, in L2
@@ -166,7 +167,7 @@ template <int M, int NV>
 inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, const float *__restrict b,
                      int64_t b_step, int64_t depth, bool add, float *__restrict out, int64_t out_row) {
     vec sum[M][NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < NV; j++) sum[i][j] = add ? load(out + i * out_row + j * LANES) : vec{};
@@ -174,14 +175,14 @@ inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, c
         vec w[NV];
 #pragma GCC unroll 2
         for (int j = 0; j < NV; j++) w[j] = load(b + k * b_step + j * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int i = 0; i < M; i++) {
             const float v = a[i * a_row + k * a_step];
 #pragma GCC unroll 2
             for (int j = 0; j < NV; j++) sum[i][j] += v * w[j];
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < NV; j++) store(out + i * out_row + j * LANES, sum[i][j]);
@@ -218,7 +219,7 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
     const int64_t C = g->C_in, O = g->C_out, panels = up(O, PANEL);
     const Tiles t(g);
     const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS,
-                  block = most(4 * ROWS, least(fit, 20 * ROWS));
+                  block = most(24, least(fit, 120));
     const int64_t blocks = up(t.count(), block);
     Team team;
     Memory memory;
@@ -280,12 +281,12 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                 transform_input(t, x, first, tiles, C, zeros, X);
                 transform_gradient(t, gy, first, tiles, O, zeros, Y);
                 for (int64_t point = 0; point < POINTS; point++)
-                    for (int64_t c = 0; c < C; c += 4) {
+                    for (int64_t c = 0; c < C; c += GRAD_ROWS) {
                         const float *a = X + point * plane(tiles, C) + c, *from = Y + point * plane(tiles, O);
                         float *to = sum + (point * C + c) * O;
                         int64_t o = 0;
-                        for (; o + PANEL <= O; o += PANEL) multiply<4, 2>(a, 1, C, from + o, O, tiles, true, to + o, O);
-                        for (; o < O; o += LANES) multiply<4, 1>(a, 1, C, from + o, O, tiles, true, to + o, O);
+                        for (; o + PANEL <= O; o += PANEL) multiply<GRAD_ROWS, 2>(a, 1, C, from + o, O, tiles, true, to + o, O);
+                        for (; o < O; o += LANES) multiply<GRAD_ROWS, 1>(a, 1, C, from + o, O, tiles, true, to + o, O);
                     }
             }
         }

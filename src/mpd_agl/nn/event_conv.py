@@ -3,8 +3,8 @@
 They have the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to compute.
 
 `dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` predicts what every way costs in
-each of the three passes (`kernels.convolution`: dense, event-driven, Winograd's form) and takes the quickest. It
-predicts from the machine's costs (`kernels.costs`), the layer's sizes and the share of active inputs, and looks at that
+each of the three passes (`kernels.convolution`: dense, event-driven, sums looked up, Winograd's form) and takes the
+quickest. It predicts from the machine's costs (`kernels.costs`), the layer's sizes and the share of active inputs, and looks at that
 share again after every `every` calls. All ways compute the same function with another order of additions. `choice`
 holds what was taken and why, and a run keeps it (`runs.conv_choices`).
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.kernels import active, convolution, costs, native
+from mpd_agl.kernels import active, convolution, costs, lookup, native
 from mpd_agl.kernels.active import MOST_KERNEL
 from mpd_agl.kernels.convolution import DENSE, EVENT, PASSES, Ways
 
@@ -39,6 +39,8 @@ class Choice:
     """Those of the scan for the active lists, which the event-driven passes share."""
     taken: dict[str, str]
     """The way of each pass: together the least time, or dense where that is hardly more."""
+    bits_ms: float = 0.0
+    """Predicted milliseconds of the scan for the input's bits, which the passes that look sums up share."""
 
     def __post_init__(self) -> None:
         if set(self.taken) != set(self.ms) or any(self.taken[name] not in found for name, found in self.ms.items()):
@@ -59,7 +61,8 @@ class Choice:
         """Of all passes together; by default in the ways that were taken."""
         taken = self.taken if taken is None else taken
         lists = self.lists_ms if "event" in taken.values() else 0.0
-        return sum(found[taken[name]] for name, found in self.ms.items()) + lists
+        bits = self.bits_ms if "lookup" in taken.values() else 0.0
+        return sum(found[taken[name]] for name, found in self.ms.items()) + lists + bits
 
     @property
     def dense_ms(self) -> float:
@@ -153,10 +156,17 @@ class EventLayer(nn.Module):
         rate = float(torch.count_nonzero(x)) / max(1, x.numel())
         known = convolution.ways_of(self.weight, stride, padding)
         known = {name: known[name] for name in (PASSES if training else PASSES[:1])}
-        layer = costs.layer_of(x.shape, self.weight, stride, padding)
-        ms = costs.predict(layer, rate, known, packs=not self._keeps_packed())
-        lists_ms = costs.predict_lists(layer)
-        choices = [Choice(rate, ms, lists_ms, dict(zip(ms, ways, strict=True))) for ways in product(*ms.values())]
+        layer, planes = costs.layer_of(x.shape, self.weight, stride, padding), 1
+        if "lookup" in known["forward"]:
+            bits = lookup.scan(x, self.weight, stride, padding)
+            if bits is None:
+                known = {name: tuple(way for way in ways if way != "lookup") for name, ways in known.items()}
+            else:
+                planes = bits.planes.shape[0]
+        ms = costs.predict(layer, rate, known, packs=not self._keeps_packed(), planes=planes)
+        scans = costs.predict_lists(layer), costs.predict_bits(layer)
+        combinations = (dict(zip(ms, ways, strict=True)) for ways in product(*ms.values()))
+        choices = [Choice(rate, ms, scans[0], taken, scans[1]) for taken in combinations]
         dense, best = choices[0], min(choices, key=Choice.total_ms)
         return best if best.total_ms() <= costs.MARGIN * dense.total_ms() else dense
 

@@ -24,7 +24,7 @@ def convs(run: Run) -> PageSection | None:
         return None
     rows = [_row(n, c) for n, c in layers.items()]
     figure, (axes,) = draw.new(height=3.0)
-    for way, colour in (("event", COLOURS[0]), ("winograd", COLOURS[2]), ("dense", COLOURS[7])):
+    for way, colour in (("event", COLOURS[0]), ("lookup", COLOURS[1]), ("winograd", COLOURS[2]), ("dense", COLOURS[7])):
         dots = [c for c in layers.values() if c["taken"]["forward"] == way]
         if dots:
             x, y = [c["rate"] for c in dots], [_dense(c) / _taken(c) for c in dots]
@@ -38,11 +38,12 @@ def convs(run: Run) -> PageSection | None:
     axes.set_title("Speed-up of each layer")
     draw.legend(figure, axes, 3)
     skipping = [n for n, c in layers.items() if "event" in c["taken"].values()]
+    summing = [n for n, c in layers.items() if "lookup" in c["taken"].values()]
     best = max(layers, key=lambda n: _dense(layers[n]) / _taken(layers[n]))
     gain = _dense(layers[best]) / _taken(layers[best])
     sentence = (
-        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros in a pass; the most was gained "
-        f"in {best}, {gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
+        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros and {len(summing)} looked sums up "
+        f"in a pass; the most was gained in {best}, {gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
         f"Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take "
         f"{sum(map(_dense, layers.values())):.1f} ms."
     )
@@ -75,7 +76,8 @@ def _dense(choice: dict[str, Any]) -> float:
 def _taken(choice: dict[str, Any]) -> float:
     """Milliseconds of all passes in the ways that were taken."""
     lists = choice["lists_ms"] if "event" in choice["taken"].values() else 0.0
-    return float(sum(found[choice["taken"][name]] for name, found in choice["ms"].items()) + lists)
+    bits = choice.get("bits_ms", 0.0) if "lookup" in choice["taken"].values() else 0.0
+    return float(sum(found[choice["taken"][name]] for name, found in choice["ms"].items()) + lists + bits)
 
 
 def _row(name: str, choice: dict[str, Any]) -> list[str]:
