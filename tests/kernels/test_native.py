@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import active, backends_here, native, neuron, tdbn_neuron, winograd
+from mpd_agl.kernels import active, backends_here, lookup, native, neuron, tdbn_neuron, winograd
 from tests.kernels.cases import make_case
 from tests.kernels.test_fused import compare
 
@@ -124,7 +124,7 @@ def test_every_tensor_of_every_kernel_is_checked(name):
 def test_a_library_of_other_sources_is_not_used(monkeypatch):
     assert native.load.__wrapped__()[1] == ""
     monkeypatch.setattr(native, "ABI_VERSION", 1)
-    assert "does not load here (its version is 2, and this package's 1); reinstall" in native.load.__wrapped__()[1]
+    assert "does not load here (its version is 3, and this package's 1); reinstall" in native.load.__wrapped__()[1]
     monkeypatch.undo()
     monkeypatch.setitem(native.STRUCTS, "Geometry", native.Lists)
     assert "its struct Geometry has 80 bytes, and this package's 64" in native.load.__wrapped__()[1]
@@ -141,11 +141,13 @@ def convolutions():
     g = torch.Generator().manual_seed(0)
     x, weight, grad = ((torch.randn(40, 16, 8, 8, generator=g) > 1).float() for _ in range(3))
     weight = torch.randn(16, 16, 3, 3, generator=g)
-    lists, valued = active.scan(x), active.scan(2 * x)
+    lists, valued, bits = active.scan(x), active.scan(2 * x), lookup.scan(x, weight, 1, 1)
     return {
         "event forward": lambda: active.forward(lists, x.shape, weight, None, 1, 1),
         "event weight gradient": lambda: active.weight_grad(lists, x.shape, weight, grad, 1, 1),
         "event weight gradient of values": lambda: active.weight_grad(valued, x.shape, weight, grad, 1, 1),
+        "lookup forward": lambda: lookup.forward(bits, x.shape, weight, None, 1, 1),
+        "lookup weight gradient": lambda: lookup.weight_grad(bits, x.shape, weight, grad, 1, 1),
         "winograd forward": lambda: winograd.forward(x, weight, None, 1),
         "winograd weight gradient": lambda: winograd.weight_grad(x, weight, grad, 1),
     }

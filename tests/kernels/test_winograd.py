@@ -110,7 +110,7 @@ def test_what_it_does_not_take():
     assert winograd.why_not(torch.zeros(16, 16, 3, 3), 2, 1).startswith("it takes 3x3 kernels of stride 1")
     assert winograd.why_not(torch.zeros(16, 24, 3, 3), 1, 1).startswith("it takes channels in multiples of 16")
     assert convolution.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
-    assert convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
+    assert convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"] == ("dense", "event", "lookup")
     with pytest.raises(InputError, match="multiples of 16"):
         convolution.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
     with pytest.raises(InputError, match="only the dense layer takes this input: it computes in float32"):

@@ -143,7 +143,7 @@ def test_auto_takes_the_fastest_of_each_pass_and_keeps_its_choice(monkeypatch):
     training = times((9.0, 8.0), (3.0, 2.0), (7.0,))  # two passes by events save 2 ms, and their lists cost 4
     later = times((9.0, 1.0), (3.0, 4.0), (7.0,))
     predicted = iter((evaluation, training, later))
-    monkeypatch.setattr(costs, "predict", lambda layer, rate, known, packs: next(predicted))
+    monkeypatch.setattr(costs, "predict", lambda layer, rate, known, packs, planes: next(predicted))
     monkeypatch.setattr(costs, "predict_lists", lambda layer: 4.0)
     layer = EventConv2d(16, 8, 3, padding=1, bias=False, conv_impl="auto")
     x = spikes(2, 16, 6, 6)

@@ -91,7 +91,7 @@ def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
     """Costs by which event and dense win in turns: a choice that changes between the passes would be an error."""
     event = itertools.cycle([0.5] * 6 + [2.0] * 6)  # 6 layers
 
-    def predict(layer, rate, known, packs):
+    def predict(layer, rate, known, packs, planes):
         quick = next(event)
         return {name: {way: quick if way == "event" else 1.0 for way in ways} for name, ways in known.items()}
 

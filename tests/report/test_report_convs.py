@@ -24,7 +24,8 @@ def test_dots_and_rows_of_the_last_measurement(tmp_path):
     section = convs(run)
     text = section.sentence.replace("\N{NO-BREAK SPACE}", " ")
     assert text.startswith(
-        "At step 100, 1 of 2 layers skipped zeros in a pass; the most was gained in conv2, 4.00 times at 12.5 %"
+        "At step 100, 1 of 2 layers skipped zeros and 0 looked sums up in a pass; "
+        "the most was gained in conv2, 4.00 times at 12.5 %"
     )
     assert "took 8.0 ms where all dense take 16.0 ms" in text
     assert [row[0] for row in section.table.rows] == ["conv2", "conv3"]

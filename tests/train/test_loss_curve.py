@@ -69,7 +69,7 @@ def test_native_kernels_do_not_change_the_curve(eager: list[float], options: dic
     assert sum(abs(a - b) for a, b in zip(found, eager, strict=True)) / STEPS < 0.01
 
 
-@pytest.mark.parametrize("way", ["event", "winograd"])
+@pytest.mark.parametrize("way", ["event", "winograd", "lookup"])
 def test_other_ways_of_a_convolution_do_not_change_the_curve(way: str) -> None:
     """At twice the width: Winograd's form takes channels in multiples of 16."""
     if why := backends_here()["native"]:

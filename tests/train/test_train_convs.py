@@ -37,7 +37,9 @@ class Clock:
         step = self.steps[-1] if self.steps else 0
         return float((31 * step + 57 * self.steps.count(step) + 7919 * self.told) % 101 + 1)
 
-    def predict(self, layer: Any, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool) -> Any:
+    def predict(
+        self, layer: Any, rate: float, known: dict[str, tuple[str, ...]], *, packs: bool, planes: int = 1
+    ) -> Any:
         return {name: {way: self.ms() for way in ways} for name, ways in known.items()}
 
 

@@ -44,8 +44,8 @@ class Ways:
 
     def without_bits(self) -> "Ways":
         """For an input that has none: dense where sums would be looked up."""
-        dense = ("dense" if way == "lookup" else way for way in (self.forward, self.weight_grad))
-        return Ways(*dense, self.input_grad)
+        ways = {name: "dense" if way == "lookup" else way for name, way in self.to_dict().items()}
+        return Ways(**ways)
 
     def __post_init__(self) -> None:
         for name, way in self.to_dict().items():
@@ -135,9 +135,9 @@ def input_grad(way: str, shape: torch.Size, weight: Tensor, grad: Tensor, stride
 class _Conv(torch.autograd.Function):
     """Where the weight gradient is event-driven, keeps the lists and not the input; where it is looked up, the bits.
 
-    The bits are a 32nd of the input for each bit of its largest value. The lists are a byte for each of its floats where all lists are 1, five bytes where their values are kept; channels are
-    counted up to a multiple of 8, beyond 128 to one of 128. The lists are saved tensors: hooks and recomputation see
-    them.
+    The bits are a 32nd of the input for each bit of its largest value. The lists are a byte for each of its floats
+    where all lists are 1, five bytes where their values are kept; channels are counted up to a multiple of 8, beyond
+    128 to one of 128. Both are saved tensors: hooks and recomputation see them.
     """
 
     @staticmethod

@@ -74,7 +74,7 @@ class Costs:
     """The machine's table; times in nanoseconds."""
 
     table: Table
-    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan` and `bits` [per call, per value]."""
+    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan`, `bits` [per call, per value]."""
 
     def __post_init__(self) -> None:
         for kind in KINDS:

@@ -83,6 +83,32 @@ inline bool bits_of(const float *x, float times, int64_t step, uint16_t *out, ui
 #endif
 }
 
+// The bits of 16 values that are 0 or 1; false where one is neither
+inline bool spikes_of(const float *x, uint16_t *out) {
+#if defined(__AVX512F__)
+    const __m512i v = _mm512_loadu_si512(x);
+    const __mmask16 ones = _mm512_cmpeq_epi32_mask(v, _mm512_castps_si512(_mm512_set1_ps(1.0f)));
+    *out = static_cast<uint16_t>(ones);
+    return _mm512_test_epi32_mask(v, v) == ones;
+#elif defined(__AVX2__)
+    unsigned ones = 0, any = 0;
+    for (int half = 0; half < 2; half++) {
+        const __m256 v = _mm256_loadu_ps(x + 8 * half);
+        ones |= static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(1.0f), _CMP_EQ_OQ)))
+                << 8 * half;
+        any |= static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ)))
+               << 8 * half;
+    }
+    *out = static_cast<uint16_t>(ones);
+    return ones == any;
+#else
+    unsigned ones = 0, any = 0;
+    for (int c = 0; c < WORD; c++) ones |= (x[c] == 1.0f) << c, any |= (x[c] != 0.0f) << c;
+    *out = static_cast<uint16_t>(ones);
+    return ones == any;
+#endif
+}
+
 int scan(const Geometry *g, const float *x, float times, uint16_t *bits) {
     const Planes p(g);
     const int64_t step = plane_size(g);
@@ -91,12 +117,19 @@ int scan(const Geometry *g, const float *x, float times, uint16_t *bits) {
     for (int64_t row = 0; row < g->N * p.HP; row++) {
         const int64_t n = row / p.HP, iy = row % p.HP - g->pad;
         uint16_t *to = bits + row * p.line;
-        if (g->pad || iy < 0 || iy >= g->H)
-            for (int64_t b = 0; b < MOST_PLANES; b++) std::memset(to + b * step, 0, p.line * sizeof(uint16_t));
+        for (int64_t b = 0; b < MOST_PLANES; b++) std::memset(to + b * step, 0, p.line * sizeof(uint16_t));
         if (iy < 0 || iy >= g->H) continue;
-        const float *from = x + (n * g->H + iy) * g->W * g->C_in;
+        const float *line = x + (n * g->H + iy) * g->W * g->C_in, *from = line;
+        bool spikes = times == 1.0f, whole = true;
+        for (int64_t ix = 0; ix < g->W && spikes; ix++)
+            for (int64_t w = 0; w < p.words; w++, from += WORD)
+                spikes = spikes_of(from, to + w * p.WP + ix + g->pad) && spikes;
+        if (spikes) {
+            found |= 1;
+            continue;
+        }
         uint32_t all = 0;
-        bool whole = true;
+        from = line;
         for (int64_t ix = 0; ix < g->W; ix++)
             for (int64_t w = 0; w < p.words; w++, from += WORD)
                 whole = bits_of(from, times, step, to + w * p.WP + ix + g->pad, all) && whole;

@@ -139,8 +139,6 @@ def weight_grad(bits: Bits, shape: torch.Size, weight: Tensor, grad: Tensor, str
         )
     rows, dw = rows_of(grad), floats(g.C_out, g.K, g.K, g.C_in)
     native.done(
-        native.library().mpd_agl_lookup_weight_grad(
-            ctypes.byref(g), *_bits_at(bits, g), rows.data_ptr(), dw.data_ptr()
-        )
+        native.library().mpd_agl_lookup_weight_grad(ctypes.byref(g), *_bits_at(bits, g), rows.data_ptr(), dw.data_ptr())
     )
     return channels_first(dw)

@@ -4,9 +4,9 @@ They have the parameters of `nn.Conv2d` and `nn.Linear`, and a choice of how to 
 
 `dense` is torch's own layer, `event` the event-driven one (`kernels.active`). `auto` predicts what every way costs in
 each of the three passes (`kernels.convolution`: dense, event-driven, sums looked up, Winograd's form) and takes the
-quickest. It predicts from the machine's costs (`kernels.costs`), the layer's sizes and the share of active inputs, and looks at that
-share again after every `every` calls. All ways compute the same function with another order of additions. `choice`
-holds what was taken and why, and a run keeps it (`runs.conv_choices`).
+quickest. It predicts from the machine's costs (`kernels.costs`), the layer's sizes and the share of active inputs, and
+looks at that share again after every `every` calls. All ways compute the same function with another order of
+additions. `choice` holds what was taken and why, and a run keeps it (`runs.conv_choices`).
 """
 
 from collections.abc import Callable

@@ -14,6 +14,7 @@ from mpd_agl import core
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments, WidthForm
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.kernels import widths
 from mpd_agl.nn.moments import Potential, moments_of
 
 
@@ -210,12 +211,12 @@ class ChainWidth(Width):
     def forward(self, potential: Potential) -> Tensor:
         """Solved anew from the potential's moments."""
         mean_T, std_T = potential.moments("exact")
-        return core.chain_width(mean_T, std_T, self.layers, v_th=potential.threshold)
+        return widths.chain_width(mean_T, std_T, self.layers, v_th=potential.threshold)
 
     @torch.no_grad()
     def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
         """From the same moments."""
-        return core.matched_gain(*potential.moments("exact"), kappa_T, surrogate, v_th=potential.threshold)
+        return widths.matched_gain(*potential.moments("exact"), kappa_T, surrogate, v_th=potential.threshold)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
