@@ -42,9 +42,9 @@ def convs(run: Run) -> PageSection | None:
     best = max(layers, key=lambda n: _dense(layers[n]) / _taken(layers[n]))
     gain = _dense(layers[best]) / _taken(layers[best])
     sentence = (
-        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros and {len(summing)} looked sums "
-        f"up in a pass; the most was gained in {best}, {gain:.2f} times at {share(layers[best]['rate'])} active inputs. "
-        f"Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take "
+        f"At step {last['step']}, {len(skipping)} of {len(layers)} layers skipped zeros and {len(summing)} looked "
+        f"sums up in a pass; the most was gained in {best}, {gain:.2f} times at {share(layers[best]['rate'])} active "
+        f"inputs. Together they took {sum(map(_taken, layers.values())):.1f} ms where all dense take "
         f"{sum(map(_dense, layers.values())):.1f} ms."
     )
     heads = (
