@@ -100,8 +100,8 @@ def quantile_width(
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
     normal.
 
-    Solved by search within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5). At gamma = 1,
-    beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
+    Solved by search within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5). At
+    gamma = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
     """
     low, high = torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
@@ -242,7 +242,8 @@ def kept_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor) -> Tenso
     tensor([1.2000, 1.6000])
     """
     size = g_out.norm() * s_out.std() / s_in.std().clamp_min(1e-6)
-    return g_in * (size / g_in.norm().clamp_min(1e-30))
+    kept: Tensor = g_in * (size / g_in.norm().clamp_min(1e-30))
+    return kept
 
 
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:

@@ -45,7 +45,8 @@ class KeptSize:
         n_in, sum_in, square_in, n_out, sum_out, square_out, received, passed = sums.unbind(0)
         var_in = (square_in - sum_in.square() / n_in) / (n_in - 1).clamp_min(1)
         var_out = (square_out - sum_out.square() / n_out) / (n_out - 1).clamp_min(1)
-        return (received * var_out / (passed.clamp_min(1e-60) * var_in.clamp_min(1e-12))).sqrt()
+        factor: Tensor = (received * var_out / (passed.clamp_min(1e-60) * var_in.clamp_min(1e-12))).sqrt()
+        return factor
 
 
 def _squared(x: Tensor) -> Tensor:
