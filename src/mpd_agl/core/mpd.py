@@ -137,14 +137,14 @@ def atgo_width(theta: Tensor, std: Tensor, *, v_th: float = 0.5, width: float = 
 
 EQ7_SHARE = 0.4772
 """The share of the neurons that Eq. 7's window holds at the start: P(-2 < z < 0) of a standard normal z."""
-END_SHARE = 0.02
+END_SHARE = 0.1
 """What is left of the gradient's signal behind the longest chain: chosen on held-out digits (docs/gain.md)."""
 
 
 def chain_share(layers: float) -> float:
     """The signal share that each of `layers` spiking layers must keep, where no shortcut leads around them.
 
-    `0.02^(1/L)`, so that a fiftieth of the energy is left behind L of them, and never less than Eq. 7's 0.4772.
+    `0.1^(1/L)`, so that a tenth of the energy is left behind L of them, and never less than Eq. 7's 0.4772.
 
     >>> [round(chain_share(layers), 3) for layers in (2, 7, 15, 31)]
     [0.477, 0.572, 0.77, 0.881]
