@@ -33,6 +33,7 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
     cpus = sorted({str(h.get("cpu")) for h in hardware})
     told = f"Commit {', '.join(commits)}; {'; '.join(cpus)}. [Record]({link})."
     notes = textwrap.wrap(" ".join([*record["notes"], told]), 120, break_on_hyphens=False, break_long_words=False)
+    command = record.get("command", f"mpd-agl reproduce {record['study']}")
     shown = [] if picture is None else [f"![{record['sentence']}]({picture})", ""]
     return [
         *textwrap.wrap(record["sentence"], 120, break_on_hyphens=False),
@@ -45,13 +46,7 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
         *notes,
         "",
         "```bash",
-        *textwrap.wrap(
-            record.get("command", f"mpd-agl reproduce {record['study']}"),
-            112,
-            break_on_hyphens=False,
-            break_long_words=False,
-            subsequent_indent="    ",
-        ),
+        *textwrap.wrap(command, 112, break_on_hyphens=False, break_long_words=False, subsequent_indent="    "),
         "```",
     ]
 
