@@ -61,7 +61,7 @@ class BuildNative(build_ext):
             )
         # No -lgomp: the symbols resolve to the OpenMP runtime that torch has loaded, so there is one thread pool.
         objects += self.compiler.compile(
-            [str(KERNELS / "dispatch.cpp"), str(KERNELS / "widths.cpp")],
+            [str(KERNELS / "dispatch.cpp")],
             output_dir=str(Path(self.build_temp) / "dispatch"),
             macros=[("HAVE_X86_LEVELS", "1" if "avx2" in levels else "0")],
             extra_postargs=[*COMMON, *openmp, *SANITIZE],

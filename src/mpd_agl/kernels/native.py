@@ -101,7 +101,7 @@ STRUCTS = {
     "PlanLayer": PlanLayer,
     "Plan": Plan,
 }
-_POINTER, _SIZE, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "level": (ctypes.c_char_p, []),
     "use_level": (_INT, [ctypes.c_char_p]),
@@ -128,11 +128,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lookup_pack": (None, [_POINTER] * 3),
     "lookup_forward": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, *[_POINTER] * 3]),
     "lookup_weight_grad": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, _POINTER, _POINTER]),
-    "chain_width": (None, [_POINTER, _POINTER, _SIZE, _DOUBLE, _DOUBLE, _DOUBLE, _POINTER]),
-    "matched_gain": (
-        None,
-        [_POINTER, _POINTER, _POINTER, _SIZE, _DOUBLE, _SIZE, _POINTER, _SIZE, _DOUBLE, _DOUBLE, _POINTER],
-    ),
     "plan_block": (_SIZE, [_SIZE]),
     "plan_piece": (_SIZE, [_SIZE]),
     "plan_vnni": (_INT, []),
