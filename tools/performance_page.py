@@ -358,14 +358,17 @@ WORKS = {
 }
 DEFAULTS_TEXT = """`ours` is what a user gets without a flag: `conv_impl="auto"` in training, a plan in inference
 ([active.md](active.md)). Ratios are medians over rounds with their range; bold ones miss their goal. The bare
-convolutions are torch's dense ones, without norms, neurons, loss or optimizer. A second measurement that is marked busy
-is kept as it is: the ratios come from rounds that alternate, the times do not carry over to a quiet machine."""
-NOW_MISSES = """What is missed, and why. In the narrow network looking sums up has made forward passes two to three
-times and weight gradients up to one and a half times as fast as dense ones. The rest of the step is where its time
-goes now: about a fifth is the input gradient, which is dense by nature (Winograd's form); a quarter tdBN and neurons,
-which wait for memory (ten passes over each layer's output); a tenth the stride-2 layers and the sums of the gradients
-of a block's two users, which are torch's. In inference at full width lists stop to pay at about a third of active
-inputs, and SEW-ADD makes the inputs of a stage's later blocks denser than that."""
+convolutions are torch's dense ones, without norms, neurons, loss or optimizer. The machine was busy, and the records
+say how much: other work ran on its second core. Ratios come from rounds that alternate, so they suffer less than the
+times. Growth over T and the records named `1thread` had a core of their own and shared its memory."""
+NOW_MISSES = """What is missed, and what we know of it. Looking sums up makes single narrow layers quicker (a forward
+pass about twice, a weight gradient up to one and a half times, one core), but little of that reaches the step: there
+`ours` is 1.09x as fast as our own dense network (`native`) with two threads and 1.06x (0.98 to 1.22) with one. Against
+the version before it, two pairs of runs on a shared core did not decide: 635 and 567 ms of processor time before, 559
+and 559 ms after. A profile of one thread on the busy machine puts about a quarter of the step into tdBN and neurons, a
+sixth into the 16-channel layers' gradients and a tenth into stride-2 layers and the sums of gradients of a block's two
+users. We think that tdBN and neurons wait for memory; that was not tested. Inference at full width has not changed
+since it was last measured."""
 
 
 def write(folder: Path, out: Path, now: Path | None = None) -> None:
