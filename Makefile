@@ -16,10 +16,9 @@ $(INSTALLED): pyproject.toml setup.py tools/constraints.txt tools/peers.txt $(NA
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tools/peers.txt
 	touch $@
 
-# a small network learns digits from scratch; the run folder is runs/demo, the page about it runs/demo/report.html
+# a small network learns digits; then a threshold at which a fixed width fails; the page is runs/demo/report.html
 demo: $(INSTALLED)
-	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
-	$(BIN)/mpd-agl report runs/demo
+	$(BIN)/mpd-agl demo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

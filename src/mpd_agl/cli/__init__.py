@@ -12,6 +12,7 @@ from mpd_agl import __version__
 from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
+    "demo": "three minutes: a network learns digits, and a picture shows what a fitting width is good for",
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
     "launch": "train on several processes or nodes, through torchrun",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
@@ -48,7 +49,7 @@ def welcome() -> str:
 MPD-AGL {__version__}: spiking neural networks with surrogate gradients that fit.
 
 Begin here
-  mpd-agl train --preset demo             a network learns digits in a minute or two, nothing to download
+  mpd-agl demo                            three minutes: a network learns digits, and what a fitting width does
   mpd-agl runs --open                     the report of the newest run in your browser
   mpd-agl predict runs/RUN digit.png      what it sees in a picture
 

@@ -107,19 +107,20 @@ def run(argv: list[str]) -> int:
             note = f" (light and dark exchanged: it looks {other}, {facts['name']} is {polarity}; or use --no-invert)"
         print(f"{path}{note}")
         longest = max(len(name) for name, _ in found)
-        print("\n".join(f"  {name:{longest}}  {bar(share)}  {100 * share:5.1f} %" for name, share in found))
+        for name, share in found:
+            print(f"  {name:{longest}}  {bar(share, sys.stdout.encoding)}  {100 * share:5.1f} %")
     return 0
 
 
-def bar(share: float, width: int = 30) -> str:
-    """A share as a bar of text: eighths of a block where the terminal's encoding has them, else `#`.
+def bar(share: float, encoding: str | None, width: int = 30) -> str:
+    """A share as a bar of text: eighths of a block where the output's encoding has them, else `#`.
 
-    >>> bar(0.5, 4), len(bar(0.03)), bar(1.0, 3)
-    ('██  ', 30, '███')
+    >>> bar(0.5, "utf-8", 4), bar(1.0, "ascii", 3), len(bar(0.03, None))
+    ('██  ', '###', 30)
     """
     blocks = "▏▎▍▌▋▊▉█"
     try:
-        blocks.encode(sys.stdout.encoding or "ascii")
+        blocks.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return ("#" * round(share * width)).ljust(width)
     eighths = round(share * width * 8)

@@ -10,6 +10,7 @@ from mpd_agl.paper import (
     fig_robustness,
     fig_surrogates,
     fig_theorem1,
+    idea,
     ridge,
     stress,
     table1,
@@ -36,6 +37,7 @@ STUDIES: dict[str, Study] = {
         depth,
         stress,
         descent,
+        idea,
     )
 }
 
