@@ -16,6 +16,16 @@ PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
+FOLDERS = ("results/performance", "results/faults", "results/demo-seeds", "results/adapt", "results/gpu")
+"""Folders of records that pages link to: each becomes a list of its files."""
+
+
+def listing(folder: str) -> str:
+    """The files of a folder under docs/ as a page."""
+    names = sorted(p.name for p in (ROOT / "docs" / folder).iterdir() if p.is_file())
+    return "\n".join([f"# Records: {folder}", "", *(f"- [{name}]({name})" for name in names)]) + "\n"
+
+
 def examples() -> dict[str, str]:
     """Every example by its path in the repository, with its page."""
     found = sorted((ROOT / "examples").glob("*.py"))
@@ -32,6 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
         made[page] = f"# {Path(name).name}\n\n```python\n{code}```\n"
         rows.append(f"- [{Path(name).name}]({page}): {title.partition(': python')[0]}")
     made["examples.md"] = "\n".join(rows) + "\n"
+    made |= {f"{folder}/index.md": listing(folder) for folder in FOLDERS}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -53,6 +64,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         path = posixpath.normpath(posixpath.join(origin, target))
         if path.startswith("docs/") and (ROOT / path).is_file():
             return f"]({posixpath.relpath(path, posixpath.join('docs', here) if here else 'docs')}{anchor})"
+        if path.removeprefix("docs/") in FOLDERS:
+            return f"]({posixpath.relpath(path.removeprefix('docs/') + '/index.md', here or '.')})"
         if path in known:
             return f"]({posixpath.relpath(known[path], here or '.')})"
         if (ROOT / path).exists() and not path.startswith("docs/"):
