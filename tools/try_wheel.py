@@ -1,0 +1,25 @@
+"""Whether an installed wheel works: kernels against the written equations, a step of training, the embedded data.
+
+cibuildwheel runs it for every wheel: python tools/try_wheel.py
+"""
+
+import sys
+import tempfile
+
+import torch
+
+from mpd_agl.cli import main
+from mpd_agl.core import lif
+from mpd_agl.kernels import backends_here, neuron
+
+torch.manual_seed(0)
+i_TNC, tau, kappa_T = torch.randn(3, 7, 5), torch.tensor(0.2), torch.ones(3)
+wanted = lif(i_TNC, tau, kappa_T)[0]
+for name, why in backends_here().items():
+    if why or name == "compiled":
+        print(f"{name}: {why or 'left out here'}")
+        continue
+    assert torch.equal(neuron(i_TNC, tau, kappa_T, num_steps=3, backend=name), wanted), name
+    print(f"{name}: spikes as the equations have them")
+with tempfile.TemporaryDirectory() as folder:
+    sys.exit(main(["demo", "--quick", "--runs-dir", folder]))
