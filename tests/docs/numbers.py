@@ -10,8 +10,8 @@
     ]
 
 Files are those of docs/results; a value may have one of its own. A claim's text is made from its records and must stand
-on each of its pages. On a page of `complete` every number that looks like a result (a decimal, a percentage, a ratio) is
-part of a claim, of a part that a tool writes, or of an exemption that says why.
+on each of its pages. On a page of `complete` every number that looks like a result (a decimal, a percentage, a ratio)
+is part of a claim, of a part that a tool writes, or of an exemption that says why.
 """
 
 import json

@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
 
     few = ["--train.epochs", "2", "--data.train_samples", "100", "--data.test_samples", "60", "--monitor.every", "2"]
     stressed = ["--model.v_th", THRESHOLD, "--train.epochs", "4", "--optim.lr", "0.05"]  # as `reproduce idea` trains
-    parts = (
+    parts: tuple[tuple[str, str, list[str]], ...] = (
         (DIGITS, "a spiking network learns digits with MPD-AGL", []),
         (FIXED, f"the same network at a threshold of {THRESHOLD}, with a fixed width", ["--method", "stbp-tdbn"]),
         (FITTING, "the same again, with MPD-AGL's width", ["--method", "mpd-agl"]),
@@ -44,7 +44,8 @@ def run(argv: list[str]) -> int:
     picture, page, words = show(a.runs_dir)
     print(f"\n{words}\n")
     print(f"picture  {picture}\nreport   {page}")
-    print(f"next     mpd-agl runs {a.runs_dir} --open {DIGITS}     (the report in your browser)")
+    place = "" if a.runs_dir == Path("runs") else f"{a.runs_dir} "
+    print(f"next     mpd-agl runs {place}--open {DIGITS}     (the report in your browser)")
     print(f"         mpd-agl predict {a.runs_dir / DIGITS} digit.png     (a digit that you drew)")
     print("         mpd-agl diagnose module:factory     (why your own network does not learn)")
     return 0

@@ -117,8 +117,8 @@ def _range(fixed: Run, fitting: Run, layer: str) -> tuple[float, float]:
         for s in _rows(run):
             edges, density = _density(s, layer)
             below = np.cumsum(density * np.diff(edges))
-            low = min(low, edges[np.searchsorted(below, 0.004)])
-            high = max(high, edges[min(len(edges) - 1, np.searchsorted(below, 0.996) + 1)])
+            low = min(low, edges[min(len(edges) - 1, int(np.searchsorted(below, 0.004)))])
+            high = max(high, edges[min(len(edges) - 1, int(np.searchsorted(below, 0.996)) + 1)])
             half = s["layers"][layer]["kappa_T"][-1] / 2
             low, high = min(low, v_th - 1.12 * half), max(high, v_th + 1.12 * half)
     return float(low), float(high)
