@@ -24,5 +24,5 @@ def test_version_and_empty_call():
     out = subprocess.run([sys.executable, "-m", "mpd_agl", "--version"], capture_output=True, text=True, check=True)
     assert out.stdout.strip()[0].isdigit()
     alone = subprocess.run([sys.executable, "-m", "mpd_agl"], capture_output=True, text=True, check=True)
-    assert "mpd-agl train --preset demo" in alone.stdout
+    assert "  mpd-agl demo  " in alone.stdout
     assert len(alone.stdout.splitlines()) <= 20
