@@ -222,7 +222,7 @@ def show(request: Request, groups: Sequence[Group]) -> PageSection:
         *samples(groups),
         f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
         + (
-            "The protocol: docs/evidence.md."
+            f"The protocol: {request.study.protocol}."
             if request.study.protocol
             else "Where the implementation differs from the paper: docs/deviations.md."
         ),

@@ -11,6 +11,7 @@ from mpd_agl.paper import (
     fig_surrogates,
     fig_theorem1,
     ridge,
+    rivals,
     stress,
     table1,
     table2,
@@ -36,6 +37,7 @@ STUDIES: dict[str, Study] = {
         depth,
         stress,
         descent,
+        rivals,
     )
 }
 
