@@ -28,6 +28,7 @@ from mpd_agl.nn import (
     diet_neuron,
     get_method,
     mpr_neuron,
+    recompute,
     set_progress,
 )
 
@@ -314,9 +315,11 @@ def test_what_has_no_meaning_is_refused(make, words):
 
 
 def test_mp_init_with_recompute_is_refused():
-    net = create_model("cnn8", width_mult=0.125, image_size=16, start="mp-init", recompute=True)
     with pytest.raises(InputError, match="Use it without recompute"):
-        net(torch.randn(4, 3, 16, 16)).sum().backward()
+        create_model("cnn8", width_mult=0.125, image_size=16, start="mp-init", recompute=True)
+    block = create_model("cnn8", width_mult=0.125, image_size=16, start="mp-init").get_submodule("conv1")
+    with pytest.raises(InputError, match="Use it without recompute"):
+        recompute([block], torch.randn(2, 4, 3, 16, 16), 2).sum().backward()
 
 
 @pytest.mark.parametrize("method", ["ds-atgo", "trsg", "mpr", "diet"])

@@ -32,7 +32,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., ridge, stress, depth, descent, rivals, or all"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="table1 to table4, fig-..., ridge, stress, depth, descent, rivals, or all",
     )
     p.add_argument("--list", action="store_true", help="what there is, what each costs here, what is done")
     p.add_argument("--scale", default="cpu", help="paper (needs a GPU), cpu (2 cores, default) or smoke (seconds)")

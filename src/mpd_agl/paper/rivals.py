@@ -36,8 +36,15 @@ METHODS = (
     *("mpd-agl", "stbp-tdbn", "lsg", "psg", "asgl", "deeptage", "ds-atgo", "ds-atgo-sigma"),
     *("trsg", "mpr", "diet", "slope-schedule", "s2nn"),
 )
-BY_METHOD: dict[str, dict[str, Any]] = {"s2nn": {"model.num_steps": 1}}
-"""What a method needs beyond its name."""
+ADAM = {"optim.name": "adam", "optim.lr": 2e-3, "optim.weight_decay": 0.0}
+ADAMW = {"optim.name": "adamw", "optim.lr": 2e-3, "optim.weight_decay": 0.06}
+NEEDS: dict[str, dict[str, Any]] = {
+    "diet": ADAM,
+    "slope-schedule": ADAM,
+    "statten": ADAMW,
+    "s2nn": {"model.num_steps": 1},
+}
+"""What a rival needs beyond its name. Why, and whose choice it is: docs/rivals.md."""
 ROWS = (
     Row("bn", "BN", "norm", fixed={"model.norm": "bn"}),
     Row("tebn", "TEBN", "norm", fixed={"model.norm": "tebn"}),
@@ -52,14 +59,20 @@ ROWS = (
     Row("robust", "AT, its fine-tuning", "training", fixed={"loss.name": "robust"}),
     Row("ms-resnet18", "MS-ResNet-18", "network", fixed={"model.name": "ms-resnet18"}, changes=_THIN),
     Row("sew-resnet18", "SEW-ResNet-18", "network", fixed={"model.name": "sew-resnet18"}, changes=_THIN),
-    Row("statten", "STAtten", "network", fixed={"model.name": "statten", "model.depth": 2}, changes=_THIN),
+    Row(
+        "statten",
+        "STAtten",
+        "network",
+        fixed={"model.name": "statten", "model.depth": 2, **NEEDS["statten"]},
+        changes=_THIN,
+    ),
 )
 TITLES = {row.key: row.title for row in ROWS}
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """The demo with each method, then with each rival that is more than a method, if the methods are the study's."""
-    rows = [Row(m, label(m), "method", m, BY_METHOD.get(m, {})) for m in methods]
+    rows = [Row(m, label(m), "method", m, NEEDS.get(m, {})) for m in methods]
     rows += ROWS if set(METHODS) <= set(methods) else ()
     return [
         Variant(preset="demo", method=r.method, changes=r.changes, fixed=r.fixed, at={"rival": r.key, "slot": r.slot})
