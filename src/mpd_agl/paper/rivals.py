@@ -40,7 +40,6 @@ ADAM = {"optim.name": "adam", "optim.lr": 2e-3, "optim.weight_decay": 0.0}
 ADAMW = {"optim.name": "adamw", "optim.lr": 2e-3, "optim.weight_decay": 0.06}
 NEEDS: dict[str, dict[str, Any]] = {
     "diet": ADAM,
-    "slope-schedule": ADAM,
     "statten": ADAMW,
     "s2nn": {"model.num_steps": 1},
 }
