@@ -57,7 +57,8 @@ def rows(names: Sequence[str], base: Workload) -> dict[str, Workload]:
         if is_part:
             if value not in PARTS.get(field, ()):
                 raise unknown_name("row", name, every_row())
-            found[name] = replace(base, work="train", **{field: value})
+            part: dict[str, Any] = {field: value}
+            found[name] = replace(base, work="train", **part)
             continue
         method = get_method("stbp-tdbn" if name.startswith("+") else name)
         steps = min(base.num_steps, method.max_steps or base.num_steps)

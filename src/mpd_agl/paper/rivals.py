@@ -37,12 +37,7 @@ METHODS = (
     *("trsg", "mpr", "diet", "slope-schedule", "s2nn"),
 )
 ADAM = {"optim.name": "adam", "optim.lr": 2e-3, "optim.weight_decay": 0.0}
-ADAMW = {"optim.name": "adamw", "optim.lr": 2e-3, "optim.weight_decay": 0.06}
-NEEDS: dict[str, dict[str, Any]] = {
-    "diet": ADAM,
-    "statten": ADAMW,
-    "s2nn": {"model.num_steps": 1},
-}
+NEEDS: dict[str, dict[str, Any]] = {"diet": ADAM, "s2nn": {"model.num_steps": 1}}
 """What a rival needs beyond its name. Why, and whose choice it is: docs/rivals.md."""
 ROWS = (
     Row("bn", "BN", "norm", fixed={"model.norm": "bn"}),
@@ -58,13 +53,7 @@ ROWS = (
     Row("robust", "AT, its fine-tuning", "training", fixed={"loss.name": "robust"}),
     Row("ms-resnet18", "MS-ResNet-18", "network", fixed={"model.name": "ms-resnet18"}, changes=_THIN),
     Row("sew-resnet18", "SEW-ResNet-18", "network", fixed={"model.name": "sew-resnet18"}, changes=_THIN),
-    Row(
-        "statten",
-        "STAtten",
-        "network",
-        fixed={"model.name": "statten", "model.depth": 2, **NEEDS["statten"]},
-        changes=_THIN,
-    ),
+    Row("statten", "STAtten", "network", fixed={"model.name": "statten", "model.depth": 2}, changes=_THIN),
 )
 TITLES = {row.key: row.title for row in ROWS}
 
