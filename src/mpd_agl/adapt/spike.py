@@ -169,7 +169,7 @@ class AdaptiveSpike(nn.Module):
             potential = self.potential(membrane, num_steps)
             kappa_T: Tensor = self.width(potential)
             self.kappa_T = kappa_T.detach()
-            self.gain_T = self.width.gain(potential, self.kappa_T, self.surrogate or AsSurrogate(self))
+            self.gain_T = self.width.gain(potential, self.kappa_T)
             self._ratio_T = (kappa_T if self.surrogate is not None else self.shape.width / kappa_T).unbind(0)
 
     def _take_in(self, membrane: Membrane) -> None:
@@ -210,7 +210,7 @@ class AdaptiveSpike(nn.Module):
                 return self._measured_moments(kind, num_steps)
             return self._predicted_moments(membrane, tau, kind, num_steps)
 
-        return Potential(num_steps, membrane.threshold, tau, moments, batch)
+        return Potential(num_steps, membrane.threshold, tau, moments, batch, self.surrogate or AsSurrogate(self))
 
     def reads_moments(self, membrane: Membrane) -> bool:
         """Whether the rule asks for the potential at all; a fixed width does not."""

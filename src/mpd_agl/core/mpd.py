@@ -96,15 +96,14 @@ def quantile_width(
     *,
     v_th: Tensor | float = 0.5,
     share: float = 0.4772,
-    bounds_T: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The width that holds the gradient-available share: `P(|V_t - v_th| < kappa_t/2) = share` under Theorem 2's
     normal.
 
-    Solved by search within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5) unless
-    others are given. At gamma = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
+    Solved by search within the bounds that kappa is kept in: [0.4, 8] times v_th ([0.2, 4] at v_th = 0.5). At
+    gamma = 1, beta = 0 and v_th = 0.5 the default share gives kappa_1 = 1.
     """
-    low, high = bounds_T or (torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th)
+    low, high = torch.zeros_like(std_T) + 0.4 * v_th, torch.zeros_like(std_T) + 8 * v_th
     scale = 1 / (std_T.clamp_min(1e-12) * math.sqrt(2))
     offset = v_th - mean_T
     parts = torch.linspace(0, 1, 65, dtype=std_T.dtype, device=std_T.device)
@@ -136,31 +135,71 @@ def atgo_width(theta: Tensor, std: Tensor, *, v_th: float = 0.5, width: float = 
     return (width * (1 + torch.tanh(by - v_th))).clamp_min(KAPPA_MIN * v_th)
 
 
-def chain_width(mean_T: Tensor, std_T: Tensor, layers: float, *, v_th: Tensor | float = 0.5) -> Tensor:
-    """The width that holds `chain_share(layers)` of the neurons, and never under `KAPPA_MIN * v_th`.
-
-    >>> mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
-    >>> [round(float(chain_width(mean_T, std_T, layers) / std_T), 1) for layers in (2, 7, 23)]
-    [2.0, 3.8, 5.1]
-    """
-    low_T = torch.zeros_like(std_T) + KAPPA_MIN * v_th
-    high_T = torch.maximum(low_T, 2 * (v_th - mean_T).abs() + 8 * std_T)  # holds all but 1 neuron in 10,000
-    return quantile_width(mean_T, std_T, v_th=v_th, share=chain_share(layers), bounds_T=(low_T, high_T))
+EQ7_SHARE = 0.4772
+"""The share of the neurons that Eq. 7's window holds at the start: P(-2 < z < 0) of a standard normal z."""
+END_SHARE = 0.1
+"""What is left of the gradient's signal behind the longest chain: chosen on held-out digits (docs/gain.md)."""
 
 
 def chain_share(layers: float) -> float:
-    """The share of neurons that a window must hold in each of `layers` spiking layers without a shortcut between them.
+    """The signal share that each of `layers` spiking layers must keep, where no shortcut leads around them.
 
-    A gradient that crosses a rectangular window of share q splits into a part that all samples have in common, of the
-    energy `E[h]^2 = q E[h^2]`, and noise. Behind L layers the common part is q^L of the whole. Eq. 7 holds q = 0.4772
-    at the start, so that the two layers of a residual branch keep 0.228; `q = 0.228^(1/L)` keeps that much at any L.
+    `0.1^(1/L)`, so that a tenth of the energy is left behind L of them, and never less than Eq. 7's 0.4772.
 
-    >>> round(chain_share(2), 4), round(chain_share(7), 4), round(chain_share(23), 4)
-    (0.4772, 0.8095, 0.9377)
+    >>> [round(chain_share(layers), 3) for layers in (2, 7, 15, 31)]
+    [0.477, 0.572, 0.77, 0.881]
     """
     if not layers >= 1:
         raise InputError(f"a chain has at least 1 layer, got {layers}. A residual branch of two layers has 2.")
-    return float((0.4772**2) ** (1 / layers))
+    return float(max(EQ7_SHARE, END_SHARE ** (1 / layers)))
+
+
+def _over_normal(mean_T: Tensor, std_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Points of each normal within 8 deviations, and their weights, in float64."""
+    z_P = torch.linspace(-8, 8, 2049, dtype=torch.float64, device=std_T.device)
+    weight_P = torch.exp(-0.5 * z_P.square())
+    spread_T = std_T.double().clamp_min(1e-6)
+    return mean_T.double()[:, None] + spread_T[:, None] * z_P, weight_P / weight_P.sum()
+
+
+def signal_share(
+    mean_T: Tensor, std_T: Tensor, kappa_T: Tensor, surrogate: Surrogate, *, v_th: Tensor | float = 0.5
+) -> Tensor:
+    """`E[h]^2 / E[h^2]` over the potential's normal: the share of a gradient's energy that a surrogate passes on as
+    signal.
+
+    A gradient behind a surrogate is `h(v) g`. Its part `E[h] g` does not depend on where this sample's potentials
+    happen to lie; the rest is noise. For the rectangular surrogate it is the share of the neurons in the window.
+
+    >>> from mpd_agl.core import get_surrogate
+    >>> at_start = (torch.zeros(1), torch.full((1,), 0.5), torch.ones(1))
+    >>> [round(float(signal_share(*at_start, get_surrogate(name))), 2) for name in ("rectangular", "triangular")]
+    [0.48, 0.67]
+    """
+    v_TP, weight_P = _over_normal(mean_T, std_T)
+    h_TP = surrogate.grad(v_TP - v_th, kappa_T.double()[:, None])
+    energy_T = (weight_P * h_TP.square()).sum(1)
+    share_T: Tensor = (weight_P * h_TP).sum(1).square() / energy_T.clamp_min(1e-300)
+    return share_T.to(std_T.dtype)
+
+
+def chain_width(
+    mean_T: Tensor, std_T: Tensor, layers: float, surrogate: Surrogate, *, v_th: Tensor | float = 0.5
+) -> Tensor:
+    """The width at which a surrogate keeps `chain_share(layers)` of the signal, and never under `KAPPA_MIN * v_th`.
+
+    >>> from mpd_agl.core import get_surrogate
+    >>> mean_T, std_T, shape = torch.zeros(1), torch.full((1,), 0.5), get_surrogate("rectangular")
+    >>> [round(float(chain_width(mean_T, std_T, layers, shape) / std_T), 1) for layers in (2, 7, 23)]
+    [2.0, 2.4, 4.0]
+    """
+    wanted, spread_T = chain_share(layers), std_T.clamp_min(1e-6)
+    low_T, high_T = 1e-2 * spread_T, 64 * (spread_T + (v_th - mean_T).abs())
+    for _ in range(18):  # each halves the distance of the logarithms: 5e-5 of the width in the end
+        kappa_T = (low_T * high_T).sqrt()
+        narrow_T = signal_share(mean_T, spread_T, kappa_T, surrogate, v_th=v_th) < wanted
+        low_T, high_T = torch.where(narrow_T, kappa_T, low_T), torch.where(narrow_T, high_T, kappa_T)
+    return torch.maximum((low_T * high_T).sqrt(), torch.zeros_like(std_T) + KAPPA_MIN * v_th)
 
 
 GAIN_RANGE = (0.1, 10.0)
@@ -175,21 +214,36 @@ def matched_gain(
     A neuron turns potentials of variance std^2 into spikes of variance `r (1 - r)`, with `r = P(v >= v_th)`. A
     surrogate of height G multiplies a gradient's energy by `G^2 E[h(v)^2]`. The two agree where
     `G^2 E[h^2] std^2 = r (1 - r)`: then the gradients of a layer's input and output are to each other as the variances
-    of its spikes and of those before it, whatever the width and the shape, and no depth makes them vanish or explode.
-    E[h^2] is taken over the potential's normal, at 256 of its quantiles.
+    of its spikes and of those before it, whatever the width and the shape.
 
     >>> from mpd_agl.core import get_surrogate
     >>> mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
     >>> [round(float(matched_gain(mean_T, std_T, c * std_T, get_surrogate("rectangular"))), 2) for c in (1, 2, 4)]
-    [0.74, 1.06, 1.59]
+    [0.75, 1.06, 1.6]
     """
-    spread_T = std_T.clamp_min(1e-6)
-    rate_T = torch.special.ndtr((mean_T - v_th) / spread_T)
-    points = (torch.arange(256, dtype=std_T.dtype, device=std_T.device) + 0.5) / 256
-    v_TQ = mean_T[:, None] + spread_T[:, None] * torch.special.ndtri(points)
-    energy_T = surrogate.grad(v_TQ - v_th, kappa_T[:, None]).square().mean(1)
-    gain_T: Tensor = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-12)).sqrt()
-    return gain_T.clamp(*GAIN_RANGE)
+    v_TP, weight_P = _over_normal(mean_T, std_T)
+    spread_T = std_T.double().clamp_min(1e-6)
+    rate_T = torch.special.ndtr((mean_T.double() - v_th) / spread_T)
+    energy_T = (weight_P * surrogate.grad(v_TP - v_th, kappa_T.double()[:, None]).square()).sum(1)
+    gain_T: Tensor = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-300)).sqrt()
+    return gain_T.clamp(*GAIN_RANGE).to(std_T.dtype)
+
+
+def kept_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor) -> Tensor:
+    """A gradient that a layer passes down, at the size of the one it received: `||g|| std(s)` is the same on both
+    sides.
+
+    A gradient times the deviation of what it belongs to has no unit. `matched_gain` keeps this product where layers
+    are independent, as they are at the start; training makes them depend on each other, and over a long chain the
+    gradient then explodes. Here it is measured and set.
+
+    >>> s_in, s_out = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])
+    >>> kept_size(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 1.0]), s_in, s_out)
+    tensor([1.2000, 1.6000])
+    """
+    size = g_out.norm() * s_out.std() / s_in.std().clamp_min(1e-6)
+    kept: Tensor = g_in * (size / g_in.norm().clamp_min(1e-30))
+    return kept
 
 
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:

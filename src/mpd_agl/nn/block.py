@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import kernels
-from mpd_agl.core import Surrogate, get_surrogate
+from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.event_conv import adopt
+from mpd_agl.nn.kept_size import KeptSize
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
 from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
@@ -249,6 +250,20 @@ class SpikingBlock(nn.Module):
         With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
         """
         T = self._check(s_SNC, num_steps, current_inputs, state)
+        if self.width.keeps_size and torch.is_grad_enabled() and s_SNC.requires_grad:
+            kept = KeptSize(getattr(self.neuron, "replicas", None) if self.training else None)
+            found = self._forward(kept.begin(s_SNC), T, residual, current_inputs, state)
+            return kept.end(found) if isinstance(found, Tensor) else (kept.end(found[0]), *found[1:])
+        return self._forward(s_SNC, T, residual, current_inputs, state)
+
+    def _forward(
+        self,
+        s_SNC: Tensor,
+        T: int,
+        residual: Tensor | None,
+        current_inputs: Sequence[Tensor],
+        state: Tensor | None,
+    ) -> Any:
         x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
         fused = self._is_fused(state)
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
@@ -260,9 +275,7 @@ class SpikingBlock(nn.Module):
             kept_0 = None if state is NOT_ASKED else state
             potential = self._potential(T, x_SNC if fused else None, i_SNC, kept_0)
             kappa_T = self.width(potential)
-            gain_T = self.width.gain(
-                potential, kappa_T, getattr(self.neuron, "surrogate", get_surrogate("rectangular"))
-            )
+            gain_T = self.width.gain(potential, kappa_T)
         if i_SNC is None:
             return self._fused_step(x_SNC, kappa_T, gain_T, T, residual)
         return self._step(i_SNC, kappa_T, gain_T, residual, state)

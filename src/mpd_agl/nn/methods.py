@@ -42,6 +42,8 @@ class Method:
     about: str
     surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
+    usual: str = "rectangular"
+    """The shape where the user names none."""
     noise: float = 0.0
     """Share of soft outputs while training (ASGL)."""
     replaces_neuron: bool = False
@@ -59,7 +61,7 @@ class Method:
             raise InputError(
                 f"method {self.name!r} has its own surrogate {own.name!r}, got surrogate={found.name!r}. Leave it out."
             )
-        return own or found or get_surrogate("rectangular")
+        return own or found or get_surrogate(self.usual)
 
 
 METHODS: dict[str, Method] = {
@@ -85,7 +87,8 @@ METHODS: dict[str, Method] = {
             name="mpd-gain",
             neuron=PLIF,
             width=ChainWidth,
-            about="window by the length of the way without a shortcut, height by the spikes' variance (ours)",
+            usual="triangular",
+            about="width by the length of the way without a shortcut, height by the spikes' variance (ours)",
         ),
         Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),
         Method(

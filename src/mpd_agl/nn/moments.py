@@ -9,13 +9,14 @@ Shapes: T timesteps, C channels.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
+from mpd_agl.core import Rectangular, Surrogate
 from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError
 from mpd_agl.kernels import Replicas
@@ -84,6 +85,8 @@ class Potential:
     """mean_T and std_T of the potential before reset."""
     batch: PotentialSums | None = None
     """Where the rule declares `needs_batch`: the sums of this batch. None without gradients, and for plots."""
+    surrogate: Surrogate = field(default_factory=Rectangular)
+    """The shape whose width is asked for."""
 
     @property
     def threshold(self) -> Tensor | float:

@@ -103,7 +103,8 @@ def potential_of(
         return neuron.measure(neuron.measured, num_steps, observe, carried=carried)
 
     batch = observe() if needs_batch and observe is not None else None
-    return Potential(num_steps, neuron.v_th, tau, moments, batch)  # type: ignore[arg-type]
+    surrogate = getattr(neuron, "surrogate", None) or get_surrogate("rectangular")
+    return Potential(num_steps, neuron.v_th, tau, moments, batch, surrogate)  # type: ignore[arg-type]
 
 
 class Neuron(nn.Module):
@@ -410,7 +411,7 @@ class Neuron(nn.Module):
         needs, carried = self.width.needs_batch, kept_0 is not None
         potential = potential_of(self, num_steps, (), observe, needs_batch=needs, carried=carried)
         kappa_T: Tensor = self.width(potential)
-        return kappa_T, self.width.gain(potential, kappa_T, self.surrogate)
+        return kappa_T, self.width.gain(potential, kappa_T)
 
     def _num_steps(self, i_SNC: Tensor, kappa_T: Tensor | None, num_steps: int | None) -> int:
         if i_SNC.dim() < 2:

@@ -6,6 +6,7 @@ except where the rule's own parameter is the width. A rule that reads the potent
 """
 
 import warnings
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,10 @@ class Width(nn.Module):
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
 
-    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
+    keeps_size = False
+    """Whether a block with this rule passes down gradients of the size that it receives (`core.kept_size`)."""
+
+    def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
         """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
         return None
 
@@ -196,10 +200,11 @@ class QuantileWidth(Width):
 class ChainWidth(Width):
     """Ours: width and height apart (method `mpd-gain`).
 
-    The width lets the window hold `core.chain_share(layers)` of the neurons, the mean included: the longer the way
-    without a shortcut, the more. The height is `core.matched_gain`'s. `layers` is the number of spiking layers on the
-    longest way without a shortcut that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks
-    set it; in your own call `nn.set_chain(net, layers)`.
+    The width lets the surrogate keep `core.chain_share(layers)` of the signal: the longer the way without a shortcut,
+    the more. The height is `core.matched_gain`'s. Where that way is longer than a residual branch, blocks also keep the
+    gradient's size (`core.kept_size`). `layers` is the number of spiking layers on the longest way without a shortcut
+    that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks set it; in your own call
+    `nn.set_chain(net, layers)`.
     """
 
     def __init__(self, layers: int = 2) -> None:
@@ -207,20 +212,50 @@ class ChainWidth(Width):
         core.chain_share(layers)
         self.layers = layers
 
-    @torch.no_grad()
-    def forward(self, potential: Potential) -> Tensor:
-        """Solved anew from the potential's moments."""
-        mean_T, std_T = potential.moments("exact")
-        return core.chain_width(mean_T, std_T, self.layers, v_th=potential.threshold)
+    @property
+    def keeps_size(self) -> bool:  # type: ignore[override]
+        """In chains longer than a residual branch."""
+        return self.layers > 2
 
     @torch.no_grad()
-    def gain(self, potential: Potential, kappa_T: Tensor, surrogate: Surrogate) -> Tensor | None:
-        """From the same moments."""
-        return core.matched_gain(*potential.moments("exact"), kappa_T, surrogate, v_th=potential.threshold)
+    def forward(self, potential: Potential) -> Tensor:
+        """From the potential's moments, by a table of `core.chain_width`."""
+        _, std_T = potential.moments("exact")
+        kappa_T = std_T * self._looked_up(potential)[0].exp()
+        return torch.maximum(kappa_T, torch.zeros_like(kappa_T) + core.KAPPA_MIN * potential.threshold)
+
+    @torch.no_grad()
+    def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
+        """From the same moments; it belongs to the width before its lower bound."""
+        return self._looked_up(potential)[1].exp()
+
+    def _looked_up(self, potential: Potential) -> Tensor:
+        """log(kappa/std) and log(gain) of each step, between the table's points."""
+        mean_T, std_T = potential.moments("exact")
+        table_2A = _chain_table(potential.surrogate, self.layers).to(std_T)
+        last = table_2A.shape[1] - 1
+        place_T = (potential.threshold - mean_T) / std_T.clamp_min(1e-6) / _TABLE_STEP + last / 2
+        place_T = place_T.clamp(0, last)
+        first_T = place_T.long().clamp_max(last - 1)
+        part_T = place_T - first_T
+        return table_2A[:, first_T] * (1 - part_T) + table_2A[:, first_T + 1] * part_T
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
         return f"layers={self.layers}"
+
+
+_TABLE_STEP = 0.125
+
+
+@lru_cache(maxsize=256)
+def _chain_table(surrogate: Surrogate, layers: float) -> Tensor:
+    """log(kappa/std) and log(gain) over `(v_th - mean)/std` from -8 to 8, the one number that both depend on."""
+    threshold_A = torch.arange(-64, 65, dtype=torch.float64) * _TABLE_STEP
+    one_A = torch.ones_like(threshold_A)
+    kappa_A = core.chain_width(-threshold_A, one_A, layers, surrogate, v_th=0.0)
+    gain_A = core.matched_gain(-threshold_A, one_A, kappa_A, surrogate, v_th=0.0)
+    return torch.stack([kappa_A.log(), gain_A.log()]).float()
 
 
 def set_chain(net: nn.Module, layers: int) -> None:

@@ -39,7 +39,7 @@ def variant(
 ) -> Variant:
     """A run of the protocol: network and data by name, `fixed` the factor under test, `at` its place in the result."""
     small = _SMALL_DIGITS if (network, data) == ("plain", "digits") else {}
-    every = {**_SHARED[data], **_NETWORK[network], **small, "monitor.every": 40}
+    every = {**_SHARED[data], **_NETWORK[network], **small, "optim.schedule": "cosine-steps", "monitor.every": 40}
     every |= {name.replace("__", "."): value for name, value in changes.items()}
     return Variant(preset=_PRESETS[data], method=method, changes=every, fixed=fixed, at=at)
 

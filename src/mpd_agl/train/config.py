@@ -27,8 +27,10 @@ class OptimConfig(ConfigTable):
     weight_decay: float = Field(default=1e-4, ge=0)
     decay_on: Literal["all", "weights"] = "all"
     """Weight decay on all parameters, as the authors do, or only on those with two dimensions or more."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """`cosine`: per epoch, to 0 at the last."""
+    schedule: Literal["cosine", "cosine-steps", "constant"] = "cosine"
+    """`cosine`: constant in each epoch, `lr/2 (1 + cos(pi e/E))` as the authors do; `cosine-steps` falls at every step,
+    to 0 at the last, which runs of few epochs need.
+    """
     warmup_epochs: int = Field(default=0, ge=0)
     """Epochs over which the rate rises linearly to `lr`."""
     clip_norm: float = Field(default=0.0, ge=0)

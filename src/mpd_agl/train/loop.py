@@ -113,8 +113,6 @@ class Trainer:
     def _epoch(self, epochs: int) -> None:
         p = self.progress
         lr = learning_rate(self.run.config.optim, p.epoch, epochs)
-        for group in self.stepper.optimizer.param_groups:
-            group["lr"] = lr
         began = time.perf_counter()
         with self.run.train.epoch(p.epoch, p.epoch_step) as batches:
             for x, y in batches:
@@ -145,8 +143,12 @@ class Trainer:
     def _step(self, x: Tensor, y: Tensor) -> None:
         p = self.progress
         looking = [observer.before(p.step) for observer in self.observers]
+        train = self.run.config.train
+        lr = learning_rate(self.run.config.optim, p.epoch, train.epochs, p.epoch_step / len(self.run.train))
+        for group in self.stepper.optimizer.param_groups:
+            group["lr"] = lr
         try:
-            done = p.step / max(1, self.run.config.train.epochs * len(self.run.train))
+            done = p.step / max(1, train.epochs * len(self.run.train))
             self.stepper.step(x.to(self.device), y.to(self.device), done)
         except (
             InputError

@@ -1,4 +1,4 @@
-"""Optimizers, their state as named tensors, and the learning rate as a function of the epoch."""
+"""Optimizers, their state as named tensors, and the learning rate as a function of epoch and step."""
 
 import math
 from collections.abc import Mapping
@@ -38,18 +38,24 @@ def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False)
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused or None)
 
 
-def learning_rate(config: OptimConfig, epoch: int, epochs: int) -> float:
+def learning_rate(config: OptimConfig, epoch: int, epochs: int, done: float = 0.0) -> float:
     """The rate of an epoch, 0 being the first: linear warm-up, then `lr/2 (1 + cos(pi e/E))`.
+
+    `done` is the share of the epoch that is over; only `cosine-steps` looks at it.
 
     >>> [round(learning_rate(OptimConfig(lr=0.1), e, 4), 4) for e in range(4)]
     [0.1, 0.0854, 0.05, 0.0146]
+    >>> by_steps = OptimConfig(lr=0.1, schedule="cosine-steps")
+    >>> [round(learning_rate(by_steps, 3, 4, done), 4) for done in (0.0, 0.5, 1.0)]
+    [0.0146, 0.0038, 0.0]
     """
+    now = epoch + done if config.schedule == "cosine-steps" else epoch
     if epoch < config.warmup_epochs:
-        return config.lr * (epoch + 1) / (config.warmup_epochs + 1)
+        return config.lr * (now + 1) / (config.warmup_epochs + 1)
     if config.schedule == "constant":
         return config.lr
-    done = (epoch - config.warmup_epochs) / max(1, epochs - config.warmup_epochs)
-    return 0.5 * config.lr * (1 + math.cos(math.pi * done))
+    over = (now - config.warmup_epochs) / max(1, epochs - config.warmup_epochs)
+    return 0.5 * config.lr * (1 + math.cos(math.pi * over))
 
 
 def _named(net: nn.Module, more: nn.Module | None) -> dict[str, nn.Parameter]:
