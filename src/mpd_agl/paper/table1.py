@@ -53,7 +53,7 @@ RIVALS = (
     Rival("STAtten", *_C100_T4, changes=_STATTEN),
     Rival("TET", *_DVS, changes={"loss.name": "tet"}),
     Rival("TCJA", *_DVS, changes={"model.attention": "tcja"}),
-    Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl"}),
+    Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl", **NEEDS["ltl"]}),
     Rival("S3NN's surrogate", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
 )
 NETWORKS = {
