@@ -7,7 +7,7 @@ import pytest
 from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
 from tests.bench.test_bench import record as comparison
-from tools import active_page, performance_page, rivals_page
+from tools import active_page, evidence_page, performance_page, rivals_page
 
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -168,3 +168,31 @@ def test_the_rivals_page_has_a_table_per_record_and_keeps_the_others(tmp_path, c
     (tmp_path / "methods.json").write_text("{}")
     assert rivals_page.main(ask) == 2
     assert "'setting' is missing" in capsys.readouterr().err
+
+
+def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
+    record = {
+        "study": "depth",
+        "sentence": "Ahead at 24 layers: ours, 83.0 %.",
+        "notes": ["3 seeds."],
+        "table": {"head": ["method", "24 layers"], "rows": [["ours", "83.00 +- 1.00"], ["fixed", ""]]},
+        "command": "mpd-agl reproduce depth --only " + " ".join(f"depth={k}" for k in range(20)),
+        "code": [{"commit": "0123456789abcdef"}],
+        "hardware": [{"cpu": "A processor"}],
+        "cells": [],
+    }
+    (tmp_path / "depth.json").write_text(json.dumps(record))
+    (tmp_path / "other.json").write_text(json.dumps(record))  # no marks: stays out
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- depth: begin -->\nold\n<!-- depth: end -->\nafter\n")
+    assert evidence_page.write(tmp_path, page) == ["depth"]
+    rows = page.read_text().splitlines()
+    assert "| method | 24 layers |" in rows
+    assert "|---|---:|" in rows
+    assert "| ours | 83.00 +- 1.00 |" in rows
+    assert "3 seeds. Commit 012345678; A processor. [Record](depth.json)." in rows
+    first = rows.index("```bash")
+    assert rows[first + 1].endswith(" \\")
+    assert not rows[first + 2].endswith("\\")
+    assert "old" not in rows
+    assert max(map(len, rows)) <= 120

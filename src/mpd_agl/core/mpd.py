@@ -147,7 +147,7 @@ def chain_share(layers: float) -> float:
     `0.1^(1/L)`, so that a tenth of the energy is left behind L of them, and never less than Eq. 7's 0.4772.
 
     >>> [round(chain_share(layers), 3) for layers in (2, 7, 15, 31)]
-    [0.477, 0.572, 0.77, 0.881]
+    [0.477, 0.72, 0.858, 0.928]
     """
     if not layers >= 1:
         raise InputError(f"a chain has at least 1 layer, got {layers}. A residual branch of two layers has 2.")
@@ -191,7 +191,7 @@ def chain_width(
     >>> from mpd_agl.core import get_surrogate
     >>> mean_T, std_T, shape = torch.zeros(1), torch.full((1,), 0.5), get_surrogate("rectangular")
     >>> [round(float(chain_width(mean_T, std_T, layers, shape) / std_T), 1) for layers in (2, 7, 23)]
-    [2.0, 2.4, 4.0]
+    [2.0, 3.2, 4.6]
     """
     wanted, spread_T = chain_share(layers), std_T.clamp_min(1e-6)
     low_T, high_T = 1e-2 * spread_T, 64 * (spread_T + (v_th - mean_T).abs())

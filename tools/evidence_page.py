@@ -1,0 +1,96 @@
+"""Writes the tables of docs/evidence.md from the records of `mpd-agl reproduce`.
+
+    python -m tools.evidence_page [--records docs/results/evidence] [-o docs/evidence.md]
+
+Each study's record FILE.json (depth, stress, table3, ridge, descent, or a slice of one under its own name) fills the
+place between its marks in the page. A mark without a record stays as it is, and so does a record without a mark.
+"""
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tools.active_page import between
+
+from mpd_agl.errors import InputError
+from mpd_agl.records import reading, write_atomic
+
+PAGE, RECORDS = Path("docs/evidence.md"), Path("docs/results/evidence")
+
+
+def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str]:
+    """The table of a record, the picture, what the runs were made with, and the command."""
+    head, rows = record["table"]["head"], record["table"]["rows"]
+    numbers = [all(not row[k] or row[k][0] in "-+0123456789" for row in rows) for k in range(len(head))]
+    rule = "|" + "|".join("---:" if right else "---" for right in numbers) + "|"
+    table = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    code, hardware = (record.get(k) or [cell[k] for cell in record["cells"]] for k in ("code", "hardware"))
+    commits = sorted({str(c.get("commit"))[:9] for c in code})
+    cpus = sorted({str(h.get("cpu")) for h in hardware})
+    told = f"Commit {', '.join(commits)}; {'; '.join(cpus)}. [Record]({link})."
+    notes = textwrap.wrap(" ".join([*record["notes"], told]), 120, break_on_hyphens=False, break_long_words=False)
+    command = record.get("command", f"mpd-agl reproduce {record['study']}")
+    shown = [] if picture is None else [f"![{record['sentence']}]({picture})", ""]
+    return [
+        *textwrap.wrap(record["sentence"], 120, break_on_hyphens=False),
+        "",
+        *shown,
+        table[0],
+        rule,
+        *table[1:],
+        "",
+        *notes,
+        "",
+        "```bash",
+        *textwrap.wrap(command, 112, break_on_hyphens=False, break_long_words=False, subsequent_indent="    "),
+        "```",
+    ]
+
+
+def continued(lines: list[str]) -> list[str]:
+    """A command over several lines ends each but its last with a backslash."""
+    first, last = lines.index("```bash") + 1, len(lines) - 2
+    return [line + " \\" if first <= k < last else line for k, line in enumerate(lines)]
+
+
+def write(records: Path, page: Path) -> list[str]:
+    """Fill the page's marks from the records that are there; returns their names."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the page {page} cannot be read ({error.strerror}). Name {PAGE} with -o.") from None
+    done = []
+    for file in sorted(records.glob("*.json")):
+        if f"<!-- {file.stem}: " not in text:
+            continue
+        with reading(file):
+            record = json.loads(file.read_text(encoding="utf-8"))
+            picture = file.with_suffix(".png")
+            shown = os.path.relpath(picture, page.parent) if picture.exists() else None
+            made = continued(lines_of(record, os.path.relpath(file, page.parent), shown))
+        text = between(text, file.stem, made, page)
+        done.append(file.stem)
+    write_atomic(page, text.encode())
+    return done
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the page, say which records it holds."""
+    parser = argparse.ArgumentParser(description="write the tables of docs/evidence.md from records")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("-o", "--out", type=Path, default=PAGE)
+    args = parser.parse_args(argv)
+    try:
+        print(f"{args.out}: {', '.join(write(args.records, args.out)) or 'no record has a mark'}")
+    except InputError as error:
+        print(f"evidence_page: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
