@@ -375,7 +375,7 @@ def _short(values: Any) -> list[float]:
     return [float(f"{float(v):.5g}") for v in values]
 
 
-_PRIVATE = ("source", "data_dir", "origin")
+_PRIVATE = ("source", "data_dir", "origin", "teacher", "weights")
 
 
 def _plain(value: Any) -> Any:
