@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
         choices=("fgsm", "pgd"),
         help="change every image against the network first, by its surrogate gradient (white box)",
     )
-    p.add_argument("--eps", default="8/255", help="with --attack: largest change of a pixel, 0 to 1 (default 8/255)")
-    p.add_argument("--attack-steps", type=int, default=10, metavar="N", help="with --attack pgd (default 10)")
+    p.add_argument("--eps", help="with --attack: largest change of a pixel, 0 to 1 (default 8/255)")
+    p.add_argument("--attack-steps", type=int, metavar="N", help="with --attack pgd (default 10)")
     p.add_argument(
         "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
     )
@@ -293,6 +293,9 @@ def check_options(a: argparse.Namespace) -> None:
         raise InputError(
             f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out."
         )
+    if not a.attack and (a.eps, a.attack_steps) != (None, None):
+        raise InputError("--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.")
+    a.eps, a.attack_steps = "8/255" if a.eps is None else a.eps, 10 if a.attack_steps is None else a.attack_steps
     parse_eps(a.eps)
     if a.int8 and a.fast:
         raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")

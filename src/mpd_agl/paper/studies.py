@@ -12,6 +12,7 @@ from mpd_agl.paper import (
     fig_theorem1,
     idea,
     ridge,
+    rivals,
     stress,
     table1,
     table2,
@@ -38,6 +39,7 @@ STUDIES: dict[str, Study] = {
         stress,
         descent,
         idea,
+        rivals,
     )
 }
 
