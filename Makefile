@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 
-.PHONY: install demo test lint sanitize faults nightly clean
+.PHONY: install demo test lint docs notebooks dist sanitize faults nightly clean
 
 install: $(INSTALLED)
 
@@ -16,10 +16,9 @@ $(INSTALLED): pyproject.toml setup.py tools/constraints.txt tools/peers.txt $(NA
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tools/peers.txt
 	touch $@
 
-# a small network learns digits from scratch; the run folder is runs/demo, the page about it runs/demo/report.html
+# a small network learns digits; then a threshold at which a fixed width fails; the page is runs/demo/report.html
 demo: $(INSTALLED)
-	$(BIN)/mpd-agl train --preset demo --name demo --overwrite
-	$(BIN)/mpd-agl report runs/demo
+	$(BIN)/mpd-agl demo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -29,6 +28,25 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# the documentation site in build/site: asks no server for anything, ends at the first warning or dead link
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[docs]"
+	touch $@
+
+# the four notebooks from top to bottom, at full size: some minutes
+notebooks: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[notebooks,onnx,nir]"
+	$(BIN)/python tools/notebooks.py
+
+# source distribution and wheel of this machine, checked
+dist: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 # the kernel tests once under AddressSanitizer and UBSan and once under ThreadSanitizer (Linux, gcc)
 sanitize: $(INSTALLED)

@@ -23,4 +23,6 @@ def test_help_is_quick_and_does_not_import_torch():
 def test_version_and_empty_call():
     out = subprocess.run([sys.executable, "-m", "mpd_agl", "--version"], capture_output=True, text=True, check=True)
     assert out.stdout.strip()[0].isdigit()
-    assert subprocess.run([sys.executable, "-m", "mpd_agl"], capture_output=True).returncode == 0
+    alone = subprocess.run([sys.executable, "-m", "mpd_agl"], capture_output=True, text=True, check=True)
+    assert "  mpd-agl demo  " in alone.stdout
+    assert len(alone.stdout.splitlines()) <= 20

@@ -292,12 +292,19 @@ def test_methods_are_timed_side_by_side(monkeypatch, capsys):
     for loss in LOSSES:
         work = build("eager", replace(small, method="stbp-tdbn", loss=loss))
         assert work() > 0
-    record = methods.measure(small, ["trsg", "s2nn", "+distill"], rounds=1, quick=True, note=lambda text: None)
-    assert list(record["rows"]) == ["mpd-agl", "trsg", "s2nn", "+distill"]
+    for field, values in methods.PARTS.items():
+        for value in values:
+            assert build("eager", replace(small, **{field: value}))() > 0
+    monkeypatch.setattr(methods, "GROUP", 2)
+    asked = ["trsg", "s2nn", "norm=tab", "+distill"]
+    record = methods.measure(small, asked, rounds=1, quick=True, note=lambda text: None)
+    assert list(record["rows"]) == ["mpd-agl", *asked]
     base = record["rows"]["mpd-agl"]
     assert (base["time"], base["peak_memory"], base["num_steps"]) == (1.0, 1.0, 2)
     assert (record["rows"]["s2nn"]["num_steps"], record["rows"]["+distill"]["method"]) == (1, "stbp-tdbn")
     shown = methods.text(record).splitlines()
-    assert [line.split()[0] for line in shown[2:6]] == list(record["rows"])
+    assert [line.split()[0] for line in shown[2:7]] == list(record["rows"])
+    assert main(["bench", "methods", "--rows", "norm=layer"]) == 2
+    assert "unknown row 'norm=layer'" in capsys.readouterr().err
     assert main(["bench", "methods", "--rows", "+mse"]) == 2
     assert "loss" in capsys.readouterr().err

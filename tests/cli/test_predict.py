@@ -43,10 +43,12 @@ def test_a_dark_digit_on_a_transparent_ground_is_the_digit(run, digits_NHW, tmp_
     assert (clear["inverted"], plain["inverted"]) == (True, False)
     assert clear["classes"] == plain["classes"]
     assert main(["predict", str(run), str(tmp_path / "clear.png"), str(tmp_path / "plain.png")]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     note = " (light and dark exchanged: it looks dark on light, mnist5k is light on dark; or use --no-invert)"
-    assert first.endswith(note)
-    assert second.endswith(" %")
+    assert lines[0] == f"{tmp_path / 'clear.png'}{note}"
+    assert lines[6] == str(tmp_path / "plain.png")
+    assert lines[1:6] == lines[7:]
+    assert all(line.endswith(" %") for line in lines[1:6])
 
 
 def test_the_options_overrule_the_guess(run, digits_NHW, tmp_path, capsys):
@@ -147,3 +149,32 @@ def test_a_photo_of_a_hundred_megapixels(tmp_path, monkeypatch):
     assert np.abs(x_HWC.astype(int) - [200, 0, 0]).max() <= 2
     with pytest.raises(ValueError, match=r"2000 x 1500 pixels, more than 1,000,000. Make it smaller."):
         read_image(tmp_path / "photo.png", [32, 32, 3], None, None)
+
+
+def test_the_newest_report_opens(run, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    assert main(["runs", str(run.parent), "--open"]) == 0
+    page = run / "report.html"
+    assert shown == [page.resolve().as_uri()]
+    written = page.stat().st_mtime_ns
+    assert main(["runs", str(run.parent), "--open", "one"]) == 0
+    assert page.stat().st_mtime_ns == written
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    capsys.readouterr()
+    assert main(["runs", str(run.parent), "--open"]) == 0
+    assert capsys.readouterr().out == f"report: {page}\nNo browser opens here. Open that file by hand.\n"
+    assert main(["runs", str(run.parent), "--open", "won"]) == 2
+    assert "unknown run in" in capsys.readouterr().err
+    assert main(["runs", str(run.parent.parent), "--open"]) == 2
+
+
+def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
+    def stop(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpd_agl.cli.data.run", stop)
+    assert main(["data", "fetch", "cifar10"]) == 130
+    assert capsys.readouterr().err == (
+        "mpd-agl: interrupted. What was downloaded is kept: the same command continues.\n"
+    )

@@ -159,9 +159,31 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
     assert {r.label for r in RIVALS} <= set(here)
     assert here["Offline LTL"]["MPD-AGL minus this"]  # 4 steps, as MPD-AGL's; the paper quotes it at 16
     assert here["S3NN's surrogate"]["T"] == "1"
+    tab = next(r for r in found if r["method"] == "TAB" and r["source"] == "here")
+    assert (tab["data"], tab["T"], tab["paper (quoted)"]) == ("CIFAR-10 (mnist5k)", "2", "94.73")
+    assert {r["network"] for r in found if r["method"] == "TCJA"} == {"MS-ResNet-18", "VGGSNN"}
     assert not {"ShortcutBP", "S3NN"} & set(here)  # what is not the system itself does not have its name
     tiny = next(r for r in found if r["data"].startswith("Tiny") and r["method"] == "MPD-AGL")
     assert tiny["paper (quoted)"] == "58.14"
+
+
+def test_rivals_are_compared_by_seed(by_hand, tmp_path):
+    methods = ["mpd-agl", "stbp-tdbn", "slope-schedule"]
+    _, section = result(request("rivals", seeds=3, methods=methods), tmp_path)
+    ours, fixed, slope = rows(section)
+    assert (ours["minus MPD-AGL"], ours["within 1.5 points"]) == ("", "")
+    assert (fixed["minus MPD-AGL"][:5], fixed["within 1.5 points"]) == ("-0.80", "yes")  # 51.9 and 52.7 %
+    assert (slope["minus MPD-AGL"][:5], slope["within 1.5 points"]) == ("+1.70", "no")
+    assert section.sentence.startswith("1 of 2 rivals")
+    everyone = {v.at["rival"]: v for v in request("rivals", "cpu").variants()}
+    assert {"mpbn", "tab", "tcja", "statten", "ltl", "robust", *get_study("rivals").methods} <= set(everyone)
+    configs = {v.at["rival"]: request("rivals", "cpu").config(v, 0) for v in everyone.values()}
+    assert {c.train.epochs for c in configs.values()} == {12}
+    assert (configs["diet"].optim.name, configs["s2nn"].model.num_steps, configs["tab"].model.norm) == (
+        "adam",
+        1,
+        "tab",
+    )
 
 
 def test_what_a_run_builds_on_is_named_by_its_configuration(tmp_path):

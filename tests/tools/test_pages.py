@@ -7,7 +7,7 @@ import pytest
 from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
 from tests.bench.test_bench import record as comparison
-from tools import active_page, evidence_page, performance_page
+from tools import active_page, evidence_page, performance_page, rivals_page
 
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -127,6 +127,47 @@ def test_a_page_of_another_kind_stays_as_it_is(tmp_path):
         active_page.main([str(source), "-o", str(page)])
     assert page.read_text() == "no marks here\n"
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["page.md", "record.json"]
+
+
+def test_the_rivals_page_has_a_table_per_record_and_keeps_the_others(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\n" for n in ("demo", "cost", "lines")))
+    ran = {"cpu": "a CPU", "threads": 2}
+    head = ["rival", "slot", "seeds", "accuracy, last epoch", "best on test", "minus MPD-AGL", "within 1.5 points"]
+    demo = {
+        "table": {"head": head, "rows": [["TAB", "norm", "3", "97.00 ± 0.10", "97.20", "-0.40 [-1.0, +0.2]", "yes"]]},
+        "hardware": [ran],
+        "code": [{"commit": "0123456789abc"}],
+        "notes": ["Not complete: 1 of 4 runs are not there yet.", "other"],
+        "sentence": "1 of 1 rivals end within 1.5 points.",
+    }
+    (tmp_path / "rivals.json").write_text(json.dumps(demo))
+    ask = ["--records", str(tmp_path), "-o", str(page)]
+    assert rivals_page.main(ask) == 0
+    text = page.read_text()
+    assert "| TAB | norm | 3 | 97.00 ± 0.10 | 97.20 | -0.40 [-1.0, +0.2] | yes |" in text
+    assert "Not complete: 1 of 4" in text
+    assert "commits 012345678." in text
+    assert "<!-- cost: begin -->\nold\n" in text
+    counts = [int(line.split("|")[2]) for line in text.partition("| rival | lines |")[2].splitlines()[2:-1]]
+    assert counts[-1] <= 120  # issue 17: what a rival may cost on average
+    assert counts[-1] == round(sum(counts[:-1]) / len(rivals_page.RIVALS))
+    row = {"num_steps": 2, "time": 1.5, "range": [1.4, 1.6], "peak_memory": 0.9, "ms_per_image": 2.0}
+    cost = {
+        "setting": Workload().to_dict(),
+        "hardware": ran,
+        "versions": {"torch": "2.0"},
+        "rounds": 5,
+        "slowdown": [1.0, 1.1],
+        "rows": {"norm=tab": row},
+        "left_out": {"asgl": "why"},
+    }
+    (tmp_path / "methods.json").write_text(json.dumps(cost))
+    assert rivals_page.main(ask) == 0
+    assert "| `norm=tab` | 2 | 1.50 (1.40 to 1.60) | 0.90 | 2.00 |" in page.read_text()
+    (tmp_path / "methods.json").write_text("{}")
+    assert rivals_page.main(ask) == 2
+    assert "'setting' is missing" in capsys.readouterr().err
 
 
 def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):

@@ -128,10 +128,17 @@ def prepare(name: str, workload: Workload, note: Note) -> tuple[dict[str, Any], 
 
 
 def run_rounds(
-    running: dict[str, Process], rounds: int, left_out: dict[str, str], *, threads: int, quick: bool, note: Note
+    running: dict[str, Process],
+    rounds: int,
+    left_out: dict[str, str],
+    *,
+    threads: int,
+    quick: bool,
+    note: Note,
+    seconds: float = ROUND_S,
 ) -> FixedLoop:
     """Rounds of about equal length, every contender in turn; the loop between them tells how busy the machine was."""
-    seconds = QUICK_ROUND_S if quick else ROUND_S
+    seconds = QUICK_ROUND_S if quick else seconds
     units = {}
     for name in ask_all(running, dict.fromkeys(running, 1), left_out):
         units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))

@@ -105,8 +105,9 @@ def inputs(workload: Workload, net: Network) -> tuple[Tensor, Tensor]:
 def create(workload: Workload, **options: Any) -> Network:
     """The workload's network from its seed."""
     torch.manual_seed(0)
-    size = {"image_size": workload.image_size} if workload.image_size else {}
-    made = {"width_mult": workload.width_mult, "num_steps": workload.num_steps, "method": workload.method}
+    size: dict[str, Any] = {"image_size": workload.image_size} if workload.image_size else {}
+    fields = ("width_mult", "num_steps", "method", "norm", "attention", "start")
+    made = {field: getattr(workload, field) for field in fields}
     return create_model(workload.model, **made, **size, **{"conv_impl": "dense", **options})
 
 

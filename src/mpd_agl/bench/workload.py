@@ -25,6 +25,9 @@ class Workload:
     image_size: int = 0
     """0: the network's own."""
     method: str = "mpd-agl"
+    norm: str = "tdbn"
+    attention: str = "none"
+    start: str = "rest"
     loss: str = "ce"
     """`ltl` and `distill` have a teacher of random weights."""
     threads: int = 2

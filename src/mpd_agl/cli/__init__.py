@@ -12,6 +12,7 @@ from mpd_agl import __version__
 from mpd_agl.errors import InputError, unknown_name
 
 COMMANDS = {
+    "demo": "three minutes: a network learns digits, and a picture shows what a fitting width is good for",
     "train": "train a network: a preset, your own TOML, or options; resume; dry run",
     "launch": "train on several processes or nodes, through torchrun",
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
@@ -42,13 +43,44 @@ def usage() -> str:
     )
 
 
+def welcome() -> str:
+    """The text of `mpd-agl` alone: where to begin, and where the rest is."""
+    return f"""\
+MPD-AGL {__version__}: spiking neural networks with surrogate gradients that fit.
+
+Begin here
+  mpd-agl demo                            three minutes: a network learns digits, and what a fitting width does
+  mpd-agl runs --open                     the report of the newest run in your browser
+  mpd-agl predict runs/RUN digit.png      what it sees in a picture
+
+Your own network
+  mpd-agl diagnose module:factory         why it does not learn, and the line that cures it
+  python -c "import mpd_agl; help(mpd_agl.adapt.adapt)"
+
+The paper
+  mpd-agl reproduce --list                its tables and figures, what each costs on this machine
+
+`mpd-agl --help` lists every command, `mpd-agl COMMAND --help` its options, `mpd-agl info` what works here.
+"""
+
+
+INTERRUPTED = {
+    "data": "What was downloaded is kept: the same command continues.",
+    "train": "The last checkpoint stands: `mpd-agl train --resume RUN` continues, `mpd-agl runs` lists the runs.",
+    "launch": "The last checkpoint stands: the same command with --resume RUN continues.",
+    "reproduce": "Finished runs are kept: the same command continues.",
+    "sweep": "Finished trials are kept: the same command continues.",
+}
+"""How to go on after Ctrl-C, by command; for the others nothing is kept."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run `mpd-agl`; return the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
     if not args or args[0] in ("-h", "--help"):
-        print(usage(), end="")
+        print(usage() if args else welcome(), end="")
         return 0
     if args[0] == "--version":
         print(__version__)
@@ -73,5 +105,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mpd-agl: {error.strerror or error}{place}. --debug tells where it came from.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("mpd-agl: interrupted", file=sys.stderr)
+        then = INTERRUPTED.get(args[0], "The same command starts again.")
+        print(f"mpd-agl: interrupted. {then}", file=sys.stderr)
         return 130

@@ -9,6 +9,8 @@ from mpd_agl.errors import InputError
 
 FACTORY_HELP = "what builds the network of a run of mpd_agl.fit; it runs your code (default: the network's class)"
 
+PRETRAINED_HELP = "a trained network in place of a run: its name, a card's path, or https://host/card.json#sha256=HEX"
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `InputError` and takes no abbreviations."""

@@ -23,9 +23,10 @@ ABOUT = {
         "the others stay. A file given by -o is continued. --quick measures a few small points.",
     ),
     "methods": (
-        "what each method and training costs over mpd-agl",
-        "A training step of every method, and of every training (+LOSS, on stbp-tdbn). Each runs in its own process, "
-        "and they take turns. Rows compute different things, so no outputs are compared.",
+        "what each rival costs over mpd-agl",
+        "A training step of every method, of mpd-agl with every norm, gate, start and network (FIELD=VALUE), and of "
+        "every training (+LOSS, on stbp-tdbn). Each runs in its own process, and they take turns. Rows compute "
+        "different things, so no outputs are compared.",
     ),
     "active": (
         "event-driven against dense, over the share of active inputs",
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
             "train": (0.125, "100", 5),
             "infer": (0.125, "64", 5),
             "growth": (0.125, "50, quick 8; if given, the batch axis ends with it", 5),
-            "methods": (0.125, "100", 5),
+            "methods": (0.125, "50", 5),
             "active": (1.0, "inference 32, training 16", 7),
             "adapt": (1.0, "16", 5),
         }[command]
@@ -121,7 +122,9 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
         )
         return
     if command == "methods":
-        p.add_argument("--rows", nargs="+", metavar="NAME", help="methods, or +LOSS (default: all)")
+        p.add_argument(
+            "--rows", nargs="+", metavar="NAME", help="methods, FIELD=VALUE such as norm=tab, or +LOSS (default: all)"
+        )
         return
     some = "ours spikingjelly" if command == "growth" else "see `mpd-agl bench --list`"
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
@@ -289,7 +292,7 @@ def _methods(a: argparse.Namespace) -> tuple[dict[str, Any], str, Any]:
     for name in a.rows or ():
         if name.startswith("+") and name[1:] not in LOSSES:
             raise unknown_name("loss", name[1:], LOSSES)
-    record = methods.measure(_workload(a, "train", 100), a.rows or (), rounds=a.rounds, quick=a.quick, note=_note)
+    record = methods.measure(_workload(a, "train", 50), a.rows or (), rounds=a.rounds, quick=a.quick, note=_note)
     return record, methods.text(record), None
 
 

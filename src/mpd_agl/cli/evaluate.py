@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import FACTORY_HELP, Parser
+from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
 from mpd_agl.train.runfolder import check_run
 
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = Parser(prog="mpd-agl evaluate", description="Test a run's network on its data set.")
-    p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    p = Parser(
+        prog="mpd-agl evaluate",
+        usage="mpd-agl evaluate (RUN | --pretrained NAME) [OPTIONS]",
+        description="Test a run's network, or a trained one, on its data set.",
+    )
+    p.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run folder")
+    p.add_argument("--pretrained", default="", metavar="NAME", help=PRETRAINED_HELP)
     p.add_argument(
         "--num-steps", metavar="T,T,...", help="timesteps, fewer or more than trained with (default: as trained)"
     )
@@ -48,12 +53,17 @@ def parser() -> argparse.ArgumentParser:
         choices=("fgsm", "pgd"),
         help="change every image against the network first, by its surrogate gradient (white box)",
     )
-    p.add_argument("--eps", default="8/255", help="with --attack: largest change of a pixel, 0 to 1 (default 8/255)")
-    p.add_argument("--attack-steps", type=int, default=10, metavar="N", help="with --attack pgd (default 10)")
+    p.add_argument("--eps", help="with --attack: largest change of a pixel, 0 to 1 (default 8/255)")
+    p.add_argument("--attack-steps", type=int, metavar="N", help="with --attack pgd (default 10)")
     p.add_argument(
         "--split", default="test", choices=("test", "train", "validation"), help="which samples (default test)"
     )
-    p.add_argument("--data-dir", metavar="DIR", help="folder with the official files, in place of the run's")
+    p.add_argument(
+        "--data-dir",
+        "--data.data-dir",
+        metavar="DIR",
+        help="folder with the official files, in place of the run's",
+    )
     p.add_argument("--factory", default="", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     p.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return p
@@ -76,19 +86,23 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     counts, thresholds = parse_steps(a.num_steps), parse_thresholds(a.exit_threshold)
     check_options(a)
-    check_run(a.run)
+    if a.run:
+        check_run(a.run)
 
     from mpd_agl.kernels import reuse_pages
-    from mpd_agl.runs.load_run import load_run
+    from mpd_agl.runs.load_run import load_pretrained, load_run
 
     reuse_pages()
-    trained = load_run(
-        a.run,
-        a.weights,
-        lambda text: print(f"mpd-agl: {text}", file=sys.stderr),
-        conv_impl=a.conv_impl or "",
-        factory=a.factory,
-    )
+    if a.pretrained:
+        trained = load_pretrained(a.pretrained, conv_impl=a.conv_impl or "")
+    else:
+        trained = load_run(
+            a.run,
+            a.weights,
+            lambda text: print(f"mpd-agl: {text}", file=sys.stderr),
+            conv_impl=a.conv_impl or "",
+            factory=a.factory,
+        )
     tested = _test(a, trained, counts or [trained.num_steps], thresholds)
     if a.plot:
         _plot(a, trained, tested)
@@ -267,11 +281,21 @@ def parse_thresholds(text: str | None) -> list[float]:
 
 def check_options(a: argparse.Namespace) -> None:
     """What must go together, and where a figure goes."""
+    if bool(a.run) == bool(a.pretrained):
+        got = "both" if a.run else "neither"
+        raise InputError(f"evaluate takes a run folder or --pretrained NAME, got {got}. Give one of them.")
+    if a.pretrained and (a.weights != "last" or a.factory):
+        raise InputError(
+            "--weights and --factory are for runs, and --pretrained names a trained network. Leave them out."
+        )
     others = [f"--{n.replace('_', '-')}" for n in ("fold", "fast", "int8", "exit_threshold") if getattr(a, n)]
     if a.attack and others:
         raise InputError(
             f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out."
         )
+    if not a.attack and (a.eps, a.attack_steps) != (None, None):
+        raise InputError("--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.")
+    a.eps, a.attack_steps = "8/255" if a.eps is None else a.eps, 10 if a.attack_steps is None else a.attack_steps
     parse_eps(a.eps)
     if a.int8 and a.fast:
         raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")

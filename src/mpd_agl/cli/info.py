@@ -2,9 +2,12 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import Parser
+
+if TYPE_CHECKING:
+    from mpd_agl.models import Card
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +27,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.data.registry import DATASETS
     from mpd_agl.data.sources import cache_root
     from mpd_agl.kernels import backends_here
-    from mpd_agl.models import MODELS
+    from mpd_agl.models import MODELS, list_pretrained, pretrained_card
     from mpd_agl.nn import METHODS
     from mpd_agl.runs.resolve import list_presets
 
@@ -42,6 +45,7 @@ def run(argv: list[str]) -> int:
         "presets": list_presets(),
         "methods": {m.name: m.about for m in METHODS.values()},
         "models": {name: entry.about for name, entry in MODELS.items()},
+        "pretrained": {name: described(pretrained_card(name)) for name in list_pretrained()},
         "data": {name: entry.title for name, entry in DATASETS.items()},
     }
     if a.json:
@@ -53,8 +57,17 @@ def run(argv: list[str]) -> int:
     print(f"cache     {facts['cache']}")
     for name, rows in (
         ("backends", {n: f"no: {why}" if why else "works" for n, why in facts["backends"].items()}),
-        *((k, facts[k]) for k in ("presets", "methods", "models", "data")),
+        *((k, facts[k]) for k in ("presets", "methods", "models", "pretrained", "data")),
     ):
         print(f"\n{name}")
         print("\n".join(f"  {n:24} {text}" for n, text in rows.items()))
     return 0
+
+
+def described(card: "Card") -> str:
+    """A trained network in a line."""
+    options = {**card.options}
+    return (
+        f"{card.model}, width_mult {options.get('width_mult', 1.0):g}, T={options.get('num_steps', 2)}, "
+        f"{100 * card.check['stored']['accuracy']:.2f} % on {card.record['data']['name']}"
+    )

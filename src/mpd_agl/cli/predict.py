@@ -1,4 +1,4 @@
-"""`mpd-agl predict RUN image.png ...`: the classes of images, by the network of a run."""
+"""`mpd-agl predict RUN image.png ...`: the classes of images, by the network of a run or a trained one by name."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpd_agl.cli.arguments import FACTORY_HELP, Parser
+from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,10 +20,16 @@ LIGHT_ON_DARK, DARK_ON_LIGHT = "light on dark", "dark on light"
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = Parser(prog="mpd-agl predict", description="Classify images with a run's network.")
-    p.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    p.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="PNG, JPEG, WebP, TIFF, ... of any size")
-    p.add_argument("--top", type=int, default=3, help="classes to name per image (default 3)")
+    p = Parser(
+        prog="mpd-agl predict",
+        usage="mpd-agl predict (RUN | --pretrained NAME) IMAGE [IMAGE ...] [OPTIONS]",
+        description="Classify images with a run's network, or with a trained one.",
+    )
+    p.add_argument(
+        "paths", type=Path, nargs="+", metavar="IMAGE", help="PNG, JPEG, WebP, TIFF, ... of any size; a RUN before them"
+    )
+    p.add_argument("--pretrained", default="", metavar="NAME", help=PRETRAINED_HELP)
+    p.add_argument("--top", type=int, default=5, help="classes to name per image (default 5)")
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument(
         "--invert",
@@ -44,36 +50,51 @@ def run(argv: list[str]) -> int:
     a = parser().parse_args(argv)
     if a.top < 1:
         raise InputError(f"--top must be at least 1, got {a.top}.")
+    if not a.pretrained and len(a.paths) < 2:
+        raise InputError(
+            f"predict takes a run folder and images, got only {a.paths[0]}. "
+            "Write `mpd-agl predict RUN IMAGE`, or `mpd-agl predict --pretrained cifar10 IMAGE`."
+        )
+    if a.pretrained and (a.weights != "last" or a.factory):
+        raise InputError(
+            "--weights and --factory are for runs, and --pretrained names a trained network. Leave them out."
+        )
+    images = a.paths if a.pretrained else a.paths[1:]
 
     import numpy as np
     import torch
 
     from mpd_agl.data.augment import normalise
     from mpd_agl.runs.early_exit import int8_network
-    from mpd_agl.runs.load_run import load_run
+    from mpd_agl.runs.load_run import load_pretrained, load_run
     from mpd_agl.train.losses import mean_output
 
-    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
+    if a.pretrained:
+        trained, source = load_pretrained(a.pretrained), f"network {a.pretrained}"
+    else:
+        source = f"run {a.paths[0]}"
+        trained = load_run(
+            a.paths[0], a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory
+        )
     facts = trained.record.data
     if "sample_shape" in facts["train"]:
         raise InputError(
-            f"run {a.run} was trained on samples of shape {tuple(facts['train']['sample_shape'])}, "
+            f"{source} was trained on samples of shape {tuple(facts['train']['sample_shape'])}, "
             "and predict takes images. Use `mpd-agl evaluate`."
         )
     if len(facts["shape"]) != 3:
         raise InputError(
-            f"run {a.run} was trained on event frames ({facts['name']}), and predict takes images. "
-            "Use `mpd-agl evaluate`."
+            f"{source} was trained on event frames ({facts['name']}), and predict takes images. Use `mpd-agl evaluate`."
         )
     polarity = polarity_of_data(facts["mean"])
-    read = [read_image(path, facts["shape"], polarity, a.invert) for path in a.images]
+    read = [read_image(path, facts["shape"], polarity, a.invert) for path in images]
     x = torch.from_numpy(normalise(np.stack([x_HWC for x_HWC, _ in read]), facts["mean"], facts["std"]))
     net: torch.nn.Module = trained.net
     if a.int8:
         net = int8_network(trained.network, torch.device("cpu"))[0]
     with torch.no_grad():
         p_NK = mean_output(net(x.permute(0, 3, 1, 2))).softmax(1)
-    for path, (_, inverted), p_K in zip(a.images, read, p_NK, strict=True):
+    for path, (_, inverted), p_K in zip(images, read, p_NK, strict=True):
         best = p_K.topk(min(a.top, len(facts["classes"])))
         found = [(facts["classes"][k], v) for k, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         if a.json:
@@ -84,8 +105,26 @@ def run(argv: list[str]) -> int:
         if inverted and a.invert is None:
             other = DARK_ON_LIGHT if polarity == LIGHT_ON_DARK else LIGHT_ON_DARK
             note = f" (light and dark exchanged: it looks {other}, {facts['name']} is {polarity}; or use --no-invert)"
-        print(f"{path}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in found) + note)
+        print(f"{path}{note}")
+        longest = max(len(name) for name, _ in found)
+        for name, share in found:
+            print(f"  {name:{longest}}  {bar(share, sys.stdout.encoding)}  {100 * share:5.1f} %")
     return 0
+
+
+def bar(share: float, encoding: str | None, width: int = 30) -> str:
+    """A share as a bar of text: eighths of a block where the output's encoding has them, else `#`.
+
+    >>> bar(0.5, "utf-8", 4), bar(1.0, "ascii", 3), len(bar(0.03, None))
+    ('██  ', '###', 30)
+    """
+    blocks = "▏▎▍▌▋▊▉█"
+    try:
+        blocks.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ("#" * round(share * width)).ljust(width)
+    eighths = round(share * width * 8)
+    return ("█" * (eighths // 8) + (blocks[eighths % 8 - 1] if eighths % 8 else "")).ljust(width)
 
 
 def polarity_of_data(mean_C: list[float]) -> str | None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mpd_agl.report.section import PageSection
     from mpd_agl.runs.config import RunConfig
 
-EVIDENCE = ("ridge", "stress", "depth", "descent")
-"""The studies of docs/evidence.md."""
+EVIDENCE = ("ridge", "stress", "depth", "descent", "idea", "rivals")
+"""The studies of docs/evidence.md, and that of docs/rivals.md."""
 EPILOG = """any field of the configuration can be set for all runs, as in `mpd-agl train`:
 --data.data-dir DIR --train.threads 1.
 Interrupted experiments continue by the same command, finished runs are not run again, and experiments share runs.
@@ -32,7 +32,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "names", nargs="*", metavar="NAME", help="table1 to table4, fig-..., ridge, stress, depth, descent, or all"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="table1 to table4, fig-..., ridge, stress, depth, descent, idea, rivals, or all",
     )
     p.add_argument("--list", action="store_true", help="what there is, what each costs here, what is done")
     p.add_argument("--scale", default="cpu", help="paper (needs a GPU), cpu (2 cores, default) or smoke (seconds)")

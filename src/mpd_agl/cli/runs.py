@@ -21,6 +21,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sort", default="started", choices=COLUMNS, help="column to sort by (default started)")
     p.add_argument("--reverse", action="store_true", help="from the other end")
     p.add_argument("--json", action="store_true", help="print JSON lines")
+    p.add_argument(
+        "--open", nargs="?", const="", metavar="NAME", help="open a run's report in the browser (default: the newest's)"
+    )
     return p
 
 
@@ -35,6 +38,8 @@ def run(argv: list[str]) -> int:
             f"no folder of runs at {folder}. Train one with `mpd-agl train --preset demo`, or name the folder."
         )
     rows = [row for path in sorted(folder.iterdir()) if (row := read_row(path)) is not None]
+    if a.open is not None:
+        return _open(folder, a.open, rows)
     rows.sort(key=lambda r: (r[a.sort] is not None, r[a.sort]), reverse=a.reverse)
     if a.json:
         for row in rows:
@@ -44,6 +49,30 @@ def run(argv: list[str]) -> int:
         print(f"no runs in {folder}")
         return 0
     _print(rows)
+    return 0
+
+
+def _open(folder: Path, name: str, rows: list[dict[str, Any]]) -> int:
+    """Write the report where the records are newer than it, and show it."""
+    import webbrowser
+
+    from mpd_agl.cli import report
+    from mpd_agl.errors import unknown_name
+
+    known = sorted((row["started"] or "", row["name"]) for row in rows if row["status"] != "unreadable")
+    if not known:
+        raise InputError(f"no runs in {folder}. Train one with `mpd-agl train --preset demo`.")
+    if name and name not in (names := [n for _, n in known]):
+        raise unknown_name(f"run in {folder}", name, names)
+    path = folder / (name or known[-1][1])
+    page = path / "report.html"
+    written = [p for p in (path / "record.json", path / "metrics.jsonl") if p.is_file()]
+    if not page.is_file() or any(p.stat().st_mtime > page.stat().st_mtime for p in written):
+        report.run([str(path)])
+    else:
+        print(f"report: {page}")
+    if not webbrowser.open(page.resolve().as_uri()):
+        print("No browser opens here. Open that file by hand.")
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
     from mpd_agl.sweeps import optuna_study as studies
     from mpd_agl.sweeps.jobs import Processes, Submitted
     from mpd_agl.sweeps.sweep import finish, open_sweep, run_here, run_jobs
-    from mpd_agl.train.console import build_display
+    from mpd_agl.train.console import build_display, time_left
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
     say = (lambda text: None) if a.json else print
@@ -104,13 +105,18 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
     elif a.workers > 1:
         jobs = Processes(folder, a.workers)
     with open_sweep(sweep, folder) as study:
-        there = studies.begun(study)
+        there, began, ended_now = studies.begun(study), time.monotonic(), 0
+        left = sweep.trials - sum(row["state"] != "running" for row in studies.rows(study, sweep))
         say(f"{sweep.trials} trials by {sweep.score}, {there} begun before; {folder}")
 
         def told(row: dict[str, Any]) -> None:
+            nonlocal ended_now
+            ended_now += 1
             best = studies.best(studies.rows(study, sweep), sweep)
             so_far = f"; best so far: trial {best['trial']}, {best['value']:.4f}" if best else ""
             say(f"trial {row['trial']}: {outcome(row)}, {point(row['params'])}{so_far}")
+            if left > 1:
+                say(time_left(ended_now, left, time.monotonic() - began))
 
         try:
             if jobs is None:

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data.events import check_config, to_frames
-from mpd_agl.data.progress import progress as bar
 from mpd_agl.data.types import EventStream, FrameConfig
 from mpd_agl.errors import InputError
+from mpd_agl.records.progress import progress as bar
 
 VERSION = 1
 """Number of the rule that makes frames from events. It is part of every cache's name, so no cache outlives its rule."""

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from mpd_agl.data import images, sources, store
 from mpd_agl.data.arrays import as_bytes, as_labels, blocks, channels_last, class_names, moments
-from mpd_agl.data.progress import progress
 from mpd_agl.data.readers import state_key
 from mpd_agl.data.recordings import Recordings, by_number, load_arrays, read_aedat, read_bin, read_numpy
 from mpd_agl.data.splits import split_indices
 from mpd_agl.data.types import SPLITS, ArraySet, EventStream, LoadOptions
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.records.progress import progress
 
 VERSION = 1
 """Number of the rules that turn files into arrays; part of every key, so no converted set outlives its rules."""

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpd_agl.data.archives import scratch_folder
-from mpd_agl.data.progress import progress
 from mpd_agl.data.registry import Mirror, OfficialSet, RemoteFile
 from mpd_agl.errors import InputError
 from mpd_agl.records.files import cache_folder
+from mpd_agl.records.progress import progress
 
 CHUNK = 1 << 18
 TIMEOUT_S = 20.0

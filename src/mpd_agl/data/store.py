@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from mpd_agl import __version__
 from mpd_agl.data.archives import new_folder
-from mpd_agl.data.progress import progress
 from mpd_agl.errors import InputError
+from mpd_agl.records.progress import progress
 
 FORMAT = 1
 BLOCK = 1024  # images read at a time

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from mpd_agl.data import convert, mnist5k, readers, registry, sources, store
 from mpd_agl.data.arrays import blocks, check_array_set
-from mpd_agl.data.progress import progress
 from mpd_agl.data.recordings import Recordings
 from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.store import Pixels
 from mpd_agl.data.types import SPLITS, ArraySet, DataSet, LoadOptions
+from mpd_agl.records.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,11 @@ class NetworkOptions:
             )
         if self.start not in ("rest", "mp-init"):
             raise unknown_name("start", self.start, ("rest", "mp-init"))
+        if self.start == "mp-init" and self.recompute:
+            raise InputError(
+                "start='mp-init' moves with every training pass, so a second pass would start elsewhere. "
+                "Use it without recompute."
+            )
         if not self.kappa > 0 or not self.gamma_start > 0:
             raise InputError(
                 f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
@@ -165,6 +170,13 @@ class Network(nn.Module):
         """Networks of a fixed depth refuse another one."""
         if self.options.depth:
             raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
+
+    def refuse_unused(self, *fields: str) -> None:
+        """Options that mean nothing to a network are refused, unless they are at their defaults."""
+        for field in fields:
+            value, default = getattr(self.options, field), getattr(NetworkOptions, field)
+            if value != default:
+                raise InputError(f"{self.name} has no choice of {field}, got {field}={value!r}. Use {default!r}.")
 
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""

@@ -56,6 +56,7 @@ class MsResNet(Network):
     def __init__(self, name: str, options: NetworkOptions, blocks: Sequence[int]) -> None:
         super().__init__(name, options)
         self.refuse_depth()
+        self.refuse_unused("block", "attention_steps")
         channels = options.channels(64)
         self.stem = self.current(self.synapse(options.in_channels, channels), channels)
         sources: list[nn.Module] = [self.stem.norm]  # type: ignore[list-item]

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import ms_resnet, resnet, statten, vgg
 from mpd_agl.models.base import Network, NetworkOptions
+from mpd_agl.models.pretrained import Card, check_options, pretrained_card, pretrained_state
 from mpd_agl.plugins import load_plugins
 
 
@@ -70,11 +73,14 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def create_model(name: str, **options: Any) -> Network:
+def create_model(name: str, *, pretrained: str | Card = "", **options: Any) -> Network:
     """Build a network from `NetworkOptions`: `num_classes`, `num_steps`, `method`, `in_channels`, `image_size`,
     `width_mult` and the rest.
 
     What is not given is the default of the data that the network was made for.
+
+    `pretrained` gives it trained weights, their own options, and evaluation mode: a name of `list_pretrained()`, the
+    path of a model card, or `https://host/card.json#sha256=...`. With another `num_classes` the readout is new.
 
     >>> net = create_model("resnet19", num_classes=10, num_steps=2, method="mpd-agl", width_mult=0.125)
     >>> import torch
@@ -86,4 +92,22 @@ def create_model(name: str, **options: Any) -> Network:
     for option in options:
         if option not in known:
             raise unknown_name("model option", option, known)
-    return entry.build(NetworkOptions(**(entry.defaults | options)))
+    if not pretrained:
+        return entry.build(NetworkOptions(**(entry.defaults | options)))
+    card = pretrained_card(pretrained) if isinstance(pretrained, str) else pretrained
+    defaults = {f.name: f.default for f in fields(NetworkOptions)} | entry.defaults
+    net = entry.build(NetworkOptions(**(entry.defaults | check_options(card, name, options, defaults))))
+    state, own = pretrained_state(card), net.state_dict()
+    fresh = [k for k in own if k.startswith("readout.")] if net.options.num_classes != len(card.classes) else []
+    wrong = [k for k in own.keys() | state.keys() if k not in fresh and _shape(own.get(k)) != _shape(state.get(k))]
+    if wrong:
+        raise InputError(
+            f"the weights of {card.name!r} do not fit the network of their card: {len(wrong)} tensors are missing, "
+            f"surplus or of another shape (first {min(wrong)}). Get weights and card again."
+        )
+    net.load_state_dict(state | {k: own[k] for k in fresh})
+    return net.eval()
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)

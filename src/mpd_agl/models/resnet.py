@@ -61,6 +61,7 @@ class ResNet(Network):
     ) -> None:
         super().__init__(name, options)
         self.refuse_depth()
+        self.refuse_unused("attention_steps")
         block = ZhengBlock if options.block == "zheng" and not options.ann else SewBlock
         channels = options.channels(stem)
         self.stem = self.conv(options.in_channels, channels)

@@ -69,6 +69,7 @@ class SpikeTransformer(Network):
 
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__("statten", options)
+        self.refuse_unused("block")
         o, T = options, options.num_steps
         if o.attention != "none":
             raise InputError(f"statten has its own attention, got attention={o.attention!r}. Leave it out.")

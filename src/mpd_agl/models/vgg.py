@@ -32,6 +32,7 @@ class ConvNet(Network):
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
     ) -> None:
         super().__init__(name, options)
+        self.refuse_unused("block", "attention_steps")
         if name != "plain":
             self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0

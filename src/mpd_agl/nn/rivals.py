@@ -123,8 +123,6 @@ class AtgoNeuron(PLIF):
                 "method ds-atgo has a threshold per timestep, and a state does not tell its timestep. "
                 "Run all timesteps in one call, without state."
             )
-        if gain_T is not None:
-            raise InputError("method ds-atgo sets its surrogate itself, got gain_T. Leave it out.")
         T = self._num_steps(i_SNC, kappa_T, num_steps)
         dtype = torch.promote_types(i_SNC.dtype, torch.float32)
         rule = self.width

@@ -81,8 +81,9 @@ class ScheduledWidth(FixedWidth):
     """Slope scheduling (Van den Berghe et al., NeurIPS 2025): the slope k rises from `first` to `last` while training.
 
     `kappa = 2/k` of the fast sigmoid. The share of the training that is done is the buffer `progress`, in [0, 1]: a
-    training loop sets it before each step (`train.step` does; in your own loop `nn.set_progress(net, share)`). The
-    straight line between the ends is ours.
+    training loop sets it before each step (`train.step` does; in your own loop `nn.set_progress(net, share)`). Ours is
+    that equal shares of the training multiply the slope by equal factors: along a straight line it passes 10 in the
+    first tenth, and the layers of a deep network are cut off from the loss before they have learnt.
     """
 
     progress: Tensor
@@ -97,7 +98,7 @@ class ScheduledWidth(FixedWidth):
     @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:
         """2/k at this point of the training."""
-        slope = self.first + (self.last - self.first) * self.progress
+        slope = self.first * (self.last / self.first) ** self.progress
         return (2 / slope).to(potential.tau.device).reshape(1).expand(potential.num_steps)
 
     def extra_repr(self) -> str:

@@ -115,6 +115,6 @@ STUDY = Study(
     methods=METHODS,
     seeds=3,
     partial=True,
-    protocol=True,
+    protocol="docs/evidence.md",
     in_smoke=in_smoke,
 )

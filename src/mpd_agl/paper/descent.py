@@ -308,7 +308,7 @@ STUDY = Study(
     show=show,
     methods=(FIXED, *(m for m in RULES if m != FIXED)),
     partial=True,
-    protocol=True,
+    protocol="docs/evidence.md",
     measure=look,
     in_smoke=in_smoke,
 )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import RunRecord, TornRecord, read_record
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.runs.resolve import flatten, merge, nest, resolve
+from mpd_agl.train.console import time_left
 from mpd_agl.train.observe import Display
 from mpd_agl.train.runfolder import MARK, in_use
 
@@ -134,9 +136,11 @@ class Pool:
         done = self.ended if partial else self.finished
         missing = [c for c in wanted.values() if not done(c)]
         failed: list[str] = []
+        began, passed = time.monotonic(), 0
         for i, config in enumerate(missing, 1):
             if partial and (in_use(self.path(config)) or done(config)):
                 say(f"run {i} of {len(missing)} is another process's: {run_name(config)}")
+                passed += 1
                 continue
             what = "continues" if self.begun(config) else "starts"
             say(f"run {i} of {len(missing)} {what}: {run_name(config)}")
@@ -150,6 +154,8 @@ class Pool:
                     raise InputError(f"{run_name(config)} cannot start: {error}") from None
                 failed.append(f"{run_name(config)}: {error}")
                 say(f"run {i} of {len(missing)} failed: {error}")
+            if len(missing) > 1:
+                say(time_left(i - passed, len(missing) - passed, time.monotonic() - began))
         if failed:
             raise InputError(
                 f"{len(failed)} of {len(wanted)} runs failed, so nothing is shown; the same command tries them again. "

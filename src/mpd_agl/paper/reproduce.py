@@ -222,7 +222,7 @@ def show(request: Request, groups: Sequence[Group]) -> PageSection:
         *samples(groups),
         f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
         + (
-            "The protocol: docs/evidence.md."
+            f"The protocol: {request.study.protocol}."
             if request.study.protocol
             else "Where the implementation differs from the paper: docs/deviations.md."
         ),
@@ -375,7 +375,7 @@ def _short(values: Any) -> list[float]:
     return [float(f"{float(v):.5g}") for v in values]
 
 
-_PRIVATE = ("source", "data_dir", "origin")
+_PRIVATE = ("source", "data_dir", "origin", "teacher", "weights")
 
 
 def _plain(value: Any) -> Any:

@@ -211,6 +211,6 @@ STUDY = Study(
     show=show,
     methods=RULES,
     partial=True,
-    protocol=True,
+    protocol="docs/evidence.md",
     in_smoke=in_smoke,
 )

@@ -10,7 +10,9 @@ from mpd_agl.paper import (
     fig_robustness,
     fig_surrogates,
     fig_theorem1,
+    idea,
     ridge,
+    rivals,
     stress,
     table1,
     table2,
@@ -36,6 +38,8 @@ STUDIES: dict[str, Study] = {
         depth,
         stress,
         descent,
+        idea,
+        rivals,
     )
 }
 

@@ -141,8 +141,8 @@ class Study:
     """Seeds where none are asked for."""
     partial: bool = False
     """Shown from the runs that there are; a run that ended in NaN counts as guessing (docs/evidence.md)."""
-    protocol: bool = False
-    """Its recipes are docs/evidence.md's own at `--scale cpu`, not the paper's."""
+    protocol: str = ""
+    """The page that fixes its recipes at `--scale cpu`, where they are not the paper's."""
     measure: Callable[[Sequence[Group], Sequence[str], str, Callable[[str], None]], None] | None = None
     """Looks at the trained networks and leaves files beside their records: groups, methods, scale, who is told."""
     in_smoke: Callable[[Variant], bool] = lambda variant: True

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, label, methods_of, per_method
+from mpd_agl.paper.rivals import NEEDS
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, label, methods_of
 from mpd_agl.report.section import PageSection, Table
 
 PLACES = (
@@ -30,16 +31,39 @@ class Rival:
 
 
 _C10, _TINY = ("cifar10-resnet19-t2", "CIFAR-10", "2"), ("tinyimagenet-vgg13", "Tiny-ImageNet", "4")
+_C10_T4, _C100_T4 = (("cifar10-resnet19-t4", "CIFAR-10", "4"), ("cifar100-resnet19-t4", "CIFAR-100", "4"))
+_DVS = ("cifar10dvs-vggsnn", "CIFAR10-DVS", "10")
+_TCJA = {"model.name": "ms-resnet18", "model.attention": "tcja"}
+_STATTEN = {"model.name": "statten", "model.depth": 2}
 RIVALS = (
-    Rival("shortcut heads (ours, after ShortcutBP)", *_C10, changes={"loss.name": "shortcut-heads"}),
+    Rival("TAB", *_C10, changes={"model.norm": "tab"}),
+    Rival("TEBN", *_C10, changes={"model.norm": "tebn"}),
+    Rival("MPBN", *_C10, changes={"model.norm": "mpbn"}),
+    Rival("DS-ATGO, its code's width", *_C10, method="ds-atgo-sigma"),
     Rival("MP-Init + TrSG", *_C10, method="trsg", changes={"model.start": "mp-init"}),
+    Rival("shortcut heads (ours, after ShortcutBP)", *_C10, changes={"loss.name": "shortcut-heads"}),
     Rival("distillation from the ANN", *_C10, changes={"loss.name": "distill"}),
-    Rival("TET", "cifar10dvs-vggsnn", "CIFAR10-DVS", "10", changes={"loss.name": "tet"}),
-    Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl"}),
     Rival("AT, its fine-tuning", *_C10, changes={"loss.name": "robust"}),
+    Rival("SEW-ResNet-18", *_C10, changes={"model.name": "sew-resnet18"}),
+    Rival("MS-ResNet-18", *_C10_T4, changes={"model.name": "ms-resnet18"}),
+    Rival("TCJA", *_C10_T4, changes=_TCJA),
+    Rival("STAtten", *_C10_T4, changes=_STATTEN),
+    Rival("TAB", "cifar100-resnet19-t2", "CIFAR-100", "2", changes={"model.norm": "tab"}),
+    Rival("TCJA", *_C100_T4, changes=_TCJA),
+    Rival("STAtten", *_C100_T4, changes=_STATTEN),
+    Rival("TET", *_DVS, changes={"loss.name": "tet"}),
+    Rival("TCJA", *_DVS, changes={"model.attention": "tcja"}),
+    Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl", **NEEDS["ltl"]}),
     Rival("S3NN's surrogate", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
 )
-NETWORKS = {"resnet19": "ResNet-19", "vggsnn": "VGGSNN", "vgg13": "VGG-13"}
+NETWORKS = {
+    "resnet19": "ResNet-19",
+    "vggsnn": "VGGSNN",
+    "vgg13": "VGG-13",
+    "ms-resnet18": "MS-ResNet-18",
+    "sew-resnet18": "SEW-ResNet-18",
+    "statten": "spike-driven transformer",
+}
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:
@@ -51,17 +75,22 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     for data, recipe, steps in PLACES:
         for T in steps:
             chosen = methods if T == 2 else [m for m in methods if m == REFERENCE]
-            out += per_method(f"{recipe}-t{T}", chosen, {"data": data, "T": str(T)})
-    out += per_method("cifar10dvs-vggsnn", methods, {"data": "CIFAR10-DVS", "T": "10"})
+            out += _each(f"{recipe}-t{T}", chosen, {"data": data, "T": str(T)})
+    out += _each("cifar10dvs-vggsnn", methods, {"data": "CIFAR10-DVS", "T": "10"})
     starred = [m for m in methods if m == REFERENCE]
-    out += per_method("cifar10dvs-vggsnn-tet", starred, {"data": "CIFAR10-DVS", "T": "10", "star": "*"})
-    out += per_method("tinyimagenet-vgg13", methods, {"data": "Tiny-ImageNet", "T": "4"})
+    out += _each("cifar10dvs-vggsnn-tet", starred, {"data": "CIFAR10-DVS", "T": "10", "star": "*"})
+    out += _each("tinyimagenet-vgg13", methods, {"data": "Tiny-ImageNet", "T": "4"})
     if not set(METHODS) <= set(methods):
         return out
     return out + [
         Variant(preset=r.recipe, method=r.method, changes=r.changes, at={"data": r.data, "T": r.T, "rival": r.label})
         for r in RIVALS
     ]
+
+
+def _each(preset: str, methods: Sequence[str], at: Mapping[str, str]) -> list[Variant]:
+    """A recipe with each method, and what the method needs beyond its name."""
+    return [Variant(preset=preset, method=m, changes=NEEDS.get(m, {}), at=at) for m in methods]
 
 
 def show(groups: Sequence[Group]) -> PageSection:
@@ -108,4 +137,5 @@ STUDY = Study(
     show=show,
     methods=METHODS,
     cpu={"train.epochs": 3},
+    smoke={"data.train_samples": 60, "data.test_samples": 40},
 )

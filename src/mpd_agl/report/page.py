@@ -20,6 +20,7 @@ from mpd_agl.report.provenance import configuration, duration, provenance, warne
 from mpd_agl.report.runs import Run, check_comparable
 from mpd_agl.report.scores import scores
 from mpd_agl.report.section import PageSection, share
+from mpd_agl.report.windows import windows
 
 
 def sections(run: Run) -> list[PageSection]:
@@ -64,7 +65,9 @@ def build_page(runs: Sequence[Run]) -> bytes:
         parts = [_part(i, label, run) for i, (label, run) in enumerate(zip(labels(runs), runs, strict=True), 1)]
         compared = None
         if len(runs) > 1:
+            seen = windows(runs)
             compared = {
+                "windows": _inline(seen, "w") if seen else None,
                 "section": _inline(comparison(runs), "c"),
                 "seeds": per_setting(runs),
                 "differences": differences(runs),
@@ -112,6 +115,8 @@ def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     with draw.style():
         sets = [("", sections(runs[0]))] if len(runs) == 1 else [("comparison", [comparison(runs)])]
+        if len(runs) > 1 and (seen := windows(runs)):
+            sets[0][1].append(seen)
         if len(runs) > 1:
             sets += [(f"{i}-{slug(run.name)}", sections(run)) for i, run in enumerate(runs, 1)]
         for name, found in sets:

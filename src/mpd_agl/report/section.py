@@ -27,6 +27,8 @@ class PageSection:
     notes: list[str] = field(default_factory=list)
     small: bool = False
     """Panels that may stand more to a row."""
+    wide: bool = False
+    """One panel that needs the page's whole width."""
     details: Table | None = None
     """A longer table behind the notes; in the Markdown alone."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.models import Network, load_weights
+from mpd_agl.models import Network, create_model, load_weights, pretrained_card
 from mpd_agl.records import RunRecord, read_record, reading
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
@@ -99,6 +99,20 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
     saved = _checkpoint(path, which, note)
     net.load_state_dict(saved.tensors.get("ema", saved.tensors["model"]))
     return Trained(config, record, net.eval(), saved.at.folder)
+
+
+def load_pretrained(pretrained: str, *, conv_impl: str = "") -> Trained:
+    """A trained network by its name or card, as the run that made it would be loaded."""
+    card = pretrained_card(pretrained)
+    with reading(f"the model card {card.name}"):
+        config = resolve(merge(card.record["config"], {"model": {"conv_impl": conv_impl}} if conv_impl else {}))
+        record = RunRecord(**card.record)
+        if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in card.shape):
+            raise ValueError(f"images of shape {card.shape}")
+        if not len(card.mean) == len(card.std) == card.shape[-1]:
+            raise ValueError("mean and std do not fit the channels")
+    net = create_model(card.model, pretrained=card, **({"conv_impl": conv_impl} if conv_impl else {}))
+    return Trained(config, record, net, f"pretrained {card.name} ({card.weights['format']})")
 
 
 def _own_network(config: RunConfig, record: RunRecord, factory: str, path: Path) -> OwnNetwork:

@@ -31,6 +31,23 @@ def duration(seconds: float) -> str:
     return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
 
 
+def time_left(done: int, total: int, elapsed_s: float, now: float | None = None) -> str:
+    """How many of equal parts are done, how long the rest takes at this pace, and when it ends by the clock.
+
+    >>> time_left(0, 5, 0.0), time_left(5, 5, 60.0)
+    ('0 of 5 done', '5 of 5 done')
+    >>> time_left(1, 4, 100.0, now=0.0).partition(", until")[0]
+    '1 of 4 done, about 5 min 00 s left'
+    """
+    text = f"{done} of {total} done"
+    if not 0 < done < total:
+        return text
+    left = elapsed_s / done * (total - done)
+    at = (time.time() if now is None else now) + left
+    shape = "%H:%M" if left < 20 * 3600 else "%a %H:%M"
+    return f"{text}, about {duration(left)} left, until {time.strftime(shape, time.localtime(at))}"
+
+
 def epoch_line(line: dict[str, Any], epochs: int, scored: str) -> str:
     """One epoch in one line."""
     return (
