@@ -51,7 +51,8 @@ class KeptSize:
 
 def _squared(x: Tensor) -> Tensor:
     """The squared norm, in float64: a small gradient's square is 0 in float32."""
-    return torch.linalg.vector_norm(x, dtype=torch.float32).double().square()
+    squared: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32).double().square()
+    return squared
 
 
 class _PassDown(torch.autograd.Function):

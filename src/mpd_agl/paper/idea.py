@@ -41,5 +41,5 @@ STUDY = Study(
     variants=variants,
     show=show,
     methods=(FIXED, PAPER),
-    protocol=True,
+    protocol="docs/evidence.md",
 )
