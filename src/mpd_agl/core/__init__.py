@@ -3,13 +3,14 @@
 from mpd_agl.core.atgo import AtgoSequence, atgo
 from mpd_agl.core.lif import RESETS, along_channels, lif
 from mpd_agl.core.mpd import (
+    CHAIN_GROWTH,
     KAPPA_MIN,
     atgo_width,
+    bounded_size,
     chain_share,
     chain_width,
     deeptage_width,
     input_moments,
-    kept_size,
     lsg_width,
     matched_gain,
     mpd_width,
@@ -36,6 +37,7 @@ from mpd_agl.core.surrogate import (
 from mpd_agl.core.tdbn import batch_moments, tdbn, update_running
 
 __all__ = [
+    "CHAIN_GROWTH",
     "KAPPA_MIN",
     "MPR",
     "RESETS",
@@ -53,12 +55,12 @@ __all__ = [
     "atgo",
     "atgo_width",
     "batch_moments",
+    "bounded_size",
     "chain_share",
     "chain_width",
     "deeptage_width",
     "get_surrogate",
     "input_moments",
-    "kept_size",
     "lif",
     "lsg_width",
     "matched_gain",

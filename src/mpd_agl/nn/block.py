@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mpd_agl import kernels
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
+from mpd_agl.nn.bounded_size import BoundedSize
 from mpd_agl.nn.event_conv import adopt
-from mpd_agl.nn.kept_size import KeptSize
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
 from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
@@ -250,10 +250,11 @@ class SpikingBlock(nn.Module):
         With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
         """
         T = self._check(s_SNC, num_steps, current_inputs, state)
-        if self.width.keeps_size and torch.is_grad_enabled() and s_SNC.requires_grad:
-            kept = KeptSize(getattr(self.neuron, "replicas", None) if self.training else None)
-            found = self._forward(kept.begin(s_SNC), T, residual, current_inputs, state)
-            return kept.end(found) if isinstance(found, Tensor) else (kept.end(found[0]), *found[1:])
+        if self.width.chain > 2 and torch.is_grad_enabled() and s_SNC.requires_grad:
+            replicas = getattr(self.neuron, "replicas", None) if self.training else None
+            bound = BoundedSize(self.width.chain, replicas)
+            found = self._forward(bound.begin(s_SNC), T, residual, current_inputs, state)
+            return bound.end(found) if isinstance(found, Tensor) else (bound.end(found[0]), *found[1:])
         return self._forward(s_SNC, T, residual, current_inputs, state)
 
     def _forward(

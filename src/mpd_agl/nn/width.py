@@ -30,8 +30,8 @@ class Width(nn.Module):
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
 
-    keeps_size = False
-    """Whether a block with this rule passes down gradients of the size that it receives (`core.kept_size`)."""
+    chain: float = 0
+    """Layers in a row without a shortcut; in more than two, blocks bound what they pass down (`core.bounded_size`)."""
 
     def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
         """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
@@ -201,10 +201,10 @@ class ChainWidth(Width):
     """Ours: width and height apart (method `mpd-gain`).
 
     The width lets the surrogate keep `core.chain_share(layers)` of the signal: the longer the way without a shortcut,
-    the more. The height is `core.matched_gain`'s. Where that way is longer than a residual branch, blocks also keep the
-    gradient's size (`core.kept_size`). `layers` is the number of spiking layers on the longest way without a shortcut
-    that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks set it; in your own call
-    `nn.set_chain(net, layers)`.
+    the more. The height is `core.matched_gain`'s. Where that way is longer than a residual branch, blocks also bound
+    the gradient's size (`core.bounded_size`). `layers` is the number of spiking layers on the longest way without a
+    shortcut that the layer lies on: 2 in a ResNet, all of them in a plain network. Our networks set it; in your own
+    call `nn.set_chain(net, layers)`.
     """
 
     def __init__(self, layers: int = 2) -> None:
@@ -213,9 +213,9 @@ class ChainWidth(Width):
         self.layers = layers
 
     @property
-    def keeps_size(self) -> bool:  # type: ignore[override]
-        """In chains longer than a residual branch."""
-        return self.layers > 2
+    def chain(self) -> float:  # type: ignore[override]
+        """Its layers."""
+        return self.layers
 
     @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:

@@ -1,26 +1,28 @@
-"""Blocks that pass down gradients of the size that they receive (`core.kept_size`), as autograd sees them."""
+"""Blocks that bound the size of the gradient that they pass down (`core.bounded_size`), as autograd sees them."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpd_agl.core import CHAIN_GROWTH
 from mpd_agl.kernels import Replicas
 
 
-class KeptSize:
+class BoundedSize:
     """The two ends of one pass through a block: `begin` on what goes in, `end` on what comes out.
 
-    `replicas`: processes that share the batch share the gradient's size too.
+    `layers` is the length of the chain that the block lies on. `replicas`: processes that share the batch share the
+    gradient's size too.
     """
 
-    def __init__(self, replicas: Replicas | None = None) -> None:
-        self.replicas = replicas
+    def __init__(self, layers: float, replicas: Replicas | None = None) -> None:
+        self.growth, self.replicas = CHAIN_GROWTH ** (1 / layers), replicas
         self.received: Tensor | None = None  # the squared norm of the gradient of what came out
         self.moments: list[Tensor] = []  # count, sum and sum of squares of what went in and what came out
 
     def begin(self, s_in: Tensor) -> Tensor:
-        """What goes in; on the way back, its gradient gets its size."""
+        """What goes in; on the way back, its gradient is made smaller if it has grown too much."""
         self._look(s_in)
         out: Tensor = _PassDown.apply(s_in, self)  # type: ignore[no-untyped-call]
         return out
@@ -45,7 +47,8 @@ class KeptSize:
         n_in, sum_in, square_in, n_out, sum_out, square_out, received, passed = sums.unbind(0)
         var_in = (square_in - sum_in.square() / n_in) / (n_in - 1).clamp_min(1)
         var_out = (square_out - sum_out.square() / n_out) / (n_out - 1).clamp_min(1)
-        factor: Tensor = (received * var_out / (passed.clamp_min(1e-60) * var_in.clamp_min(1e-12))).sqrt()
+        most = (received * var_out / (passed.clamp_min(1e-60) * var_in.clamp_min(1e-12))).sqrt()
+        factor: Tensor = (self.growth * most).clamp_max(1)
         return factor
 
 
@@ -57,23 +60,23 @@ def _squared(x: Tensor) -> Tensor:
 
 class _PassDown(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, s_in: Tensor, kept: KeptSize) -> Tensor:
-        ctx.kept = kept
+    def forward(ctx: Any, s_in: Tensor, bound: BoundedSize) -> Tensor:
+        ctx.bound = bound
         return s_in.view_as(s_in)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         g = grads[0]
-        return g * ctx.kept.factor(_squared(g)).to(g.dtype), None
+        return g * ctx.bound.factor(_squared(g)).to(g.dtype), None
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, s_out: Tensor, kept: KeptSize) -> Tensor:
-        ctx.kept = kept
+    def forward(ctx: Any, s_out: Tensor, bound: BoundedSize) -> Tensor:
+        ctx.bound = bound
         return s_out.view_as(s_out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.kept.received = _squared(grads[0])
+        ctx.bound.received = _squared(grads[0])
         return grads[0], None
