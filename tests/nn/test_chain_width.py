@@ -80,7 +80,7 @@ def test_the_gain_is_kept_within_bounds():
     assert 0.1 <= float(silent) <= 10.0
 
 
-def test_gradients_grow_no_more_than_tenfold_through_a_deep_plain_network():
+def test_gradients_grow_no_more_than_thirtyfold_through_a_deep_plain_network():
     """With weights that would let them explode, over 22 layers."""
     torch.manual_seed(0)
     net = create_model("plain", depth=24, in_channels=1, image_size=14, method="mpd-gain")
@@ -95,7 +95,7 @@ def test_gradients_grow_no_more_than_tenfold_through_a_deep_plain_network():
     net(torch.randn(32, 1, 14, 14)).mean(0).square().sum().backward()
     growth = [b / a for a, b in pairwise(sizes)]
     assert len(growth) == 21
-    assert max(growth) == pytest.approx(10 ** (1 / 23), rel=1e-3)
+    assert max(growth) == pytest.approx(30 ** (1 / 23), rel=1e-3)
     assert min(growth) > 0.5
 
 
