@@ -88,7 +88,7 @@ def test_gradients_grow_no_more_than_thirtyfold_through_a_deep_plain_network():
     sizes: list[float] = []
     for block in blocks[1:]:
         with torch.no_grad():
-            block.norm.weight.mul_(torch.linspace(0.2, 4, 16))
+            block.synapse.weight.add_(0.05)
         block.register_forward_hook(
             lambda _, __, s: s.register_hook(lambda g: sizes.append(float(g.norm() * s.detach().std()))) and None
         )
@@ -96,7 +96,7 @@ def test_gradients_grow_no_more_than_thirtyfold_through_a_deep_plain_network():
     growth = [b / a for a, b in pairwise(sizes)]
     assert len(growth) == 21
     assert max(growth) == pytest.approx(30 ** (1 / 23), rel=1e-3)
-    assert min(growth) > 0.5
+    assert growth[-1] == pytest.approx(max(growth), rel=1e-3)  # bounded, not stopped
 
 
 def plain_block(layers):
