@@ -3,7 +3,6 @@
 from mpd_agl.core.atgo import AtgoSequence, atgo
 from mpd_agl.core.lif import RESETS, along_channels, lif
 from mpd_agl.core.mpd import (
-    CHAIN_GROWTH,
     KAPPA_MIN,
     atgo_width,
     bounded_size,
@@ -37,7 +36,6 @@ from mpd_agl.core.surrogate import (
 from mpd_agl.core.tdbn import batch_moments, tdbn, update_running
 
 __all__ = [
-    "CHAIN_GROWTH",
     "KAPPA_MIN",
     "MPR",
     "RESETS",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpd_agl.core import CHAIN_GROWTH
+from mpd_agl.core.mpd import CHAIN_GROWTH
 from mpd_agl.kernels import Replicas
 
 
