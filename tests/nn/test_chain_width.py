@@ -125,12 +125,51 @@ def test_a_block_in_a_chain_passes_down_what_core_says():
     assert torch.equal(block.synapse.weight.grad, bare.synapse.weight.grad)  # its own gradients are as they were
 
 
-def test_a_chains_block_carries_a_state_and_keeps_no_gradient_of_nothing():
+def test_a_gradient_of_nothing_stays_nothing_and_one_of_1e_23_stays():
     x = torch.rand(2, 5, 2, 6, 6).gt(0.6).float().requires_grad_()
-    s, state = plain_block(7)(x, state=None)
-    (0 * s).sum().backward()
-    assert state.shape == (5, 3, 4, 4)
+    (0 * plain_block(7)(x)).sum().backward()
     assert float(x.grad.abs().max()) == 0.0
+    x.grad = None
+    (1e-23 * plain_block(7)(x)[:, 0]).sum().backward()
+    assert float(x.grad.abs().max()) > 1e-26
+
+
+def test_a_block_that_hands_on_its_state_has_no_bound():
+    x, found = torch.rand(2, 5, 2, 6, 6).gt(0.6).float(), []
+    for layers in (2, 40):
+        block = plain_block(40)
+        block.width.layers, block.width.__class__ = 40, type("Rule", (ChainWidth,), {"chain": layers})
+        first = x[:1].clone().requires_grad_()
+        _, state = block(first, num_steps=1, state=None)
+        s, _ = block(x[1:], num_steps=1, state=state)
+        s.sum().backward()
+        found.append(first.grad)
+    assert float(found[0].abs().max()) > 0
+    assert torch.equal(*found)
+
+
+def test_a_chain_trains_in_float64_and_on_meta_before_a_cpu():
+    with torch.device("meta"):
+        block = plain_block(9)
+        block(torch.empty(2, 5, 2, 6, 6, requires_grad=True)).sum().backward()
+    block = plain_block(9).double()
+    x = torch.rand(2, 5, 2, 6, 6, dtype=torch.float64).requires_grad_()
+    block(x).sum().backward()
+    assert x.grad.dtype == torch.float64
+
+
+def test_nan_in_a_norm_stays_in_the_width():
+    block = plain_block(9)
+    with torch.no_grad():
+        block.norm.weight[0] = float("nan")
+    assert bool(block.kappa(2).isnan().all())
+
+
+@pytest.mark.parametrize("name", ["arctan-peak", "fast-sigmoid"])
+def test_shapes_of_another_area_are_refused(name):
+    block = SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=name)
+    with pytest.raises(InputError, match="whose area is 1 at any width, got"):
+        block(torch.randn(2, 5, 4))
 
 
 def test_processes_that_share_a_batch_share_the_gradients_size():

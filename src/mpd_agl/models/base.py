@@ -50,7 +50,7 @@ class NetworkOptions:
     depth: int = 0
     """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
     surrogate: str | Surrogate | None = None
-    """Shape of the surrogate; None: the method's own, or rectangular."""
+    """Shape of the surrogate; None: the method's own, else its usual one (mostly rectangular)."""
     v_th: float = 0.5
     tau: float = 0.2
     alpha: float = 1.0

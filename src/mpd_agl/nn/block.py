@@ -250,11 +250,11 @@ class SpikingBlock(nn.Module):
         With `state` (None: rest) the answer is `(spikes, state)`, the state that the next call starts from.
         """
         T = self._check(s_SNC, num_steps, current_inputs, state)
-        if self.width.chain > 2 and torch.is_grad_enabled() and s_SNC.requires_grad:
+        # Where a state is handed on, gradients come back by two ways, and none has a size of its own to bound.
+        if self.width.chain > 2 and state is NOT_ASKED and torch.is_grad_enabled() and s_SNC.requires_grad:
             replicas = getattr(self.neuron, "replicas", None) if self.training else None
             bound = BoundedSize(self.width.chain, replicas)
-            found = self._forward(bound.begin(s_SNC), T, residual, current_inputs, state)
-            return bound.end(found) if isinstance(found, Tensor) else (bound.end(found[0]), *found[1:])
+            return bound.end(self._forward(bound.begin(s_SNC), T, residual, current_inputs, state))
         return self._forward(s_SNC, T, residual, current_inputs, state)
 
     def _forward(

@@ -35,7 +35,7 @@ class BoundedSize:
 
     @torch.no_grad()
     def _look(self, s: Tensor) -> None:
-        total = s.sum(dtype=torch.float32).double()
+        total = s.sum(dtype=torch.promote_types(s.dtype, torch.float32)).double()
         self.moments.append(torch.stack([torch.full_like(total, s.numel()), total, _squared(s)]))
 
     def factor(self, passed: Tensor) -> Tensor:
@@ -48,13 +48,12 @@ class BoundedSize:
         var_in = (square_in - sum_in.square() / n_in) / (n_in - 1).clamp_min(1)
         var_out = (square_out - sum_out.square() / n_out) / (n_out - 1).clamp_min(1)
         most = (received * var_out / (passed.clamp_min(1e-60) * var_in.clamp_min(1e-12))).sqrt()
-        factor: Tensor = (self.growth * most).clamp_max(1)
-        return factor
+        return torch.where(passed > 0, (self.growth * most).clamp_max(1), 1.0)
 
 
 def _squared(x: Tensor) -> Tensor:
-    """The squared norm, in float64: a small gradient's square is 0 in float32."""
-    squared: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32).double().square()
+    """The squared norm in float64, where the square of a small norm is not 0."""
+    squared: Tensor = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
     return squared
 
 

@@ -226,16 +226,16 @@ class ChainWidth(Width):
 
     @torch.no_grad()
     def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
-        """From the same moments; it belongs to the width before its lower bound."""
+        """From the same moments; it belongs to the width before its lower bound, and ends at 8 deviations."""
         return self._looked_up(potential)[1].exp()
 
     def _looked_up(self, potential: Potential) -> Tensor:
         """log(kappa/std) and log(gain) of each step, between the table's points."""
         mean_T, std_T = potential.moments("exact")
-        table_2A = _chain_table(potential.surrogate, self.layers).to(std_T)
+        table_2A = _chain_table(potential.surrogate, self.layers, std_T.device).to(std_T.dtype)
         last = table_2A.shape[1] - 1
         place_T = (potential.threshold - mean_T) / std_T.clamp_min(1e-6) / _TABLE_STEP + last / 2
-        place_T = place_T.clamp(0, last)
+        place_T = place_T.nan_to_num(last / 2).clamp(0, last)  # NaN stays in the width, by std_T
         first_T = place_T.long().clamp_max(last - 1)
         part_T = place_T - first_T
         return table_2A[:, first_T] * (1 - part_T) + table_2A[:, first_T + 1] * part_T
@@ -249,13 +249,18 @@ _TABLE_STEP = 0.125
 
 
 @lru_cache(maxsize=256)
-def _chain_table(surrogate: Surrogate, layers: float) -> Tensor:
+def _chain_table(surrogate: Surrogate, layers: float, device: torch.device) -> Tensor:
     """log(kappa/std) and log(gain) over `(v_th - mean)/std` from -8 to 8, the one number that both depend on."""
-    threshold_A = torch.arange(-64, 65, dtype=torch.float64) * _TABLE_STEP
+    threshold_A = torch.arange(-64, 65, dtype=torch.float64, device="cpu") * _TABLE_STEP
     one_A = torch.ones_like(threshold_A)
+    if not torch.allclose(surrogate.grad(threshold_A, one_A), 2 * surrogate.grad(2 * threshold_A, 2 * one_A)):
+        raise InputError(
+            f"mpd-gain sets the height of surrogates whose area is 1 at any width, got {surrogate.name!r}. "
+            "Use surrogate='triangular'."
+        )
     kappa_A = core.chain_width(-threshold_A, one_A, layers, surrogate, v_th=0.0)
     gain_A = core.matched_gain(-threshold_A, one_A, kappa_A, surrogate, v_th=0.0)
-    return torch.stack([kappa_A.log(), gain_A.log()]).float()
+    return torch.stack([kappa_A.log(), gain_A.log()]).float().to(device)
 
 
 def set_chain(net: nn.Module, layers: int) -> None:

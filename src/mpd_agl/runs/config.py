@@ -28,7 +28,7 @@ class ModelConfig(ConfigTable):
     num_steps: int = Field(default=2, ge=1)
     """T: timesteps; event data are cut into as many frames."""
     surrogate: str = "auto"
-    """Shape of the surrogate gradient; auto: the method's own, or rectangular."""
+    """Shape of the surrogate gradient; auto: the method's own, else its usual one (mostly rectangular)."""
     v_th: float = Field(default=0.5, gt=0)
     """Firing threshold."""
     tau: float = Field(default=0.2, gt=0, lt=1)

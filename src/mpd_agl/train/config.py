@@ -28,8 +28,8 @@ class OptimConfig(ConfigTable):
     decay_on: Literal["all", "weights"] = "all"
     """Weight decay on all parameters, as the authors do, or only on those with two dimensions or more."""
     schedule: Literal["cosine", "cosine-steps", "constant"] = "cosine"
-    """`cosine`: constant in each epoch, `lr/2 (1 + cos(pi e/E))` as the authors do; `cosine-steps` falls at every step,
-    to 0 at the last, which runs of few epochs need.
+    """`cosine`: constant in each epoch, `lr/2 (1 + cos(pi e/E))` as the authors do; `cosine-steps` falls at every step
+    and would be 0 at the one after the last, which runs of few epochs need.
     """
     warmup_epochs: int = Field(default=0, ge=0)
     """Epochs over which the rate rises linearly to `lr`."""
