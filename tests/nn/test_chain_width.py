@@ -59,6 +59,15 @@ def test_the_rules_table_is_cores_width_and_gain(name):
     assert torch.allclose(rule.gain(potential, kappa_T), matched_gain(mean_T, std_T, kappa_T, surrogate), rtol=1.5e-2)
 
 
+@pytest.mark.parametrize("name", ["rectangular", "triangular", "sigmoid", "arctan"])
+def test_no_distance_from_the_threshold_asks_for_less_than_none(name):
+    mean_T = -torch.arange(9, dtype=torch.float32)
+    kappa_T = chain_width(mean_T, torch.full((9,), 0.7), 2, get_surrogate(name), v_th=0.0)
+    assert bool((kappa_T >= kappa_T[0]).all())
+    if name != "arctan":  # its tails keep the share at any width from 3 deviations on
+        assert bool((kappa_T.diff() > 0).all())
+
+
 def test_the_width_has_a_lower_bound():
     silent = Potential(1, 0.5, torch.tensor(0.2), lambda kind: (torch.zeros(1), torch.full((1,), 1e-9)))
     assert float(ChainWidth(2)(silent)) == pytest.approx(0.05)

@@ -186,20 +186,29 @@ def signal_share(
 def chain_width(
     mean_T: Tensor, std_T: Tensor, layers: float, surrogate: Surrogate, *, v_th: Tensor | float = 0.5
 ) -> Tensor:
-    """The width at which a surrogate keeps `chain_share(layers)` of the signal, and never under `KAPPA_MIN * v_th`.
+    """The width at which a surrogate keeps `chain_share(layers)` of the signal.
+
+    Never under `KAPPA_MIN * v_th`, and never under what it would be with the mean at the threshold.
 
     >>> from mpd_agl.core import get_surrogate
     >>> mean_T, std_T, shape = torch.zeros(1), torch.full((1,), 0.5), get_surrogate("rectangular")
     >>> [round(float(chain_width(mean_T, std_T, layers, shape) / std_T), 1) for layers in (2, 7, 23)]
     [2.0, 3.2, 4.6]
     """
-    wanted, spread_T = chain_share(layers), std_T.clamp_min(1e-6)
-    low_T, high_T = 1e-2 * spread_T, 64 * (spread_T + (v_th - mean_T).abs())
+    wanted, T = chain_share(layers), len(mean_T)
+    # Also where the mean is the threshold: no distance from it asks for less. Far out a shape with tails, as arctan's,
+    # keeps any share at a width near 0 too, where all neurons lie in the tail.
+    std_U, which_T = torch.unique(std_T, return_inverse=True)
+    mean_S = torch.cat([mean_T, torch.zeros_like(std_U) + v_th])
+    spread_S = torch.cat([std_T, std_U]).clamp_min(1e-6)
+    low_S, high_S = 1e-2 * spread_S, 64 * (spread_S + (v_th - mean_S).abs())
     for _ in range(18):  # each halves the distance of the logarithms: 5e-5 of the width in the end
-        kappa_T = (low_T * high_T).sqrt()
-        narrow_T = signal_share(mean_T, spread_T, kappa_T, surrogate, v_th=v_th) < wanted
-        low_T, high_T = torch.where(narrow_T, kappa_T, low_T), torch.where(narrow_T, high_T, kappa_T)
-    return torch.maximum((low_T * high_T).sqrt(), torch.zeros_like(std_T) + KAPPA_MIN * v_th)
+        kappa_S = (low_S * high_S).sqrt()
+        narrow_S = signal_share(mean_S, spread_S, kappa_S, surrogate, v_th=v_th) < wanted
+        low_S, high_S = torch.where(narrow_S, kappa_S, low_S), torch.where(narrow_S, high_S, kappa_S)
+    kappa_S = (low_S * high_S).sqrt()
+    kappa_T = torch.maximum(kappa_S[:T], kappa_S[T:][which_T])
+    return torch.maximum(kappa_T, torch.zeros_like(std_T) + KAPPA_MIN * v_th)
 
 
 GAIN_RANGE = (0.1, 10.0)
