@@ -34,7 +34,7 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
     told = f"Commit {', '.join(commits)}; {'; '.join(cpus)}. [Record]({link})."
     notes = textwrap.wrap(" ".join([*record["notes"], told]), 120, break_on_hyphens=False, break_long_words=False)
     command = record.get("command", f"mpd-agl reproduce {record['study']}")
-    shown = [] if picture is None else [f"![{record['sentence']}]({picture})", ""]
+    shown = [] if picture is None else [f"![The runs of `{record['study']}`]({picture})", ""]
     return [
         *textwrap.wrap(record["sentence"], 120, break_on_hyphens=False),
         "",

@@ -176,9 +176,27 @@ def test_nan_in_a_norm_stays_in_the_width():
 
 @pytest.mark.parametrize("name", ["arctan-peak", "fast-sigmoid"])
 def test_shapes_of_another_area_are_refused(name):
-    block = SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=name)
     with pytest.raises(InputError, match="whose area is 1 at any width, got"):
-        block(torch.randn(2, 5, 4))
+        SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=name)
+    with pytest.raises(InputError, match="whose area is 1 at any width, got"):  # a neuron of one's own with the rule
+        LIF(surrogate=name, width=ChainWidth(7))(torch.randn(3, 5, 4, requires_grad=True))
+
+
+def test_the_output_of_a_chains_block_can_be_changed_in_place():
+    x, g = torch.rand(2, 5, 2, 6, 6).gt(0.6).float(), torch.randn(2, 5, 3, 4, 4)
+    found = []
+    for change in (lambda s: s + 1, lambda s: s.add_(1)):
+        block, own = plain_block(7), x.clone().requires_grad_()
+        (change(block(own)) * g).sum().backward()
+        found.append(own.grad)
+    assert torch.equal(*found)
+
+
+def test_what_others_take_from_the_same_input_is_not_bounded():
+    x = torch.rand(2, 5, 2, 6, 6).gt(0.6).float().requires_grad_()
+    block = plain_block(7)
+    (block(x).sum() * 0 + (1e6 * x).sum()).backward()
+    assert torch.equal(x.grad, torch.full_like(x, 1e6))
 
 
 def test_processes_that_share_a_batch_share_the_gradients_size():

@@ -255,9 +255,14 @@ def bounded_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor, layer
     >>> bounded_size(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 1.0]), s_in, s_out, layers=1)
     tensor([3., 4.])
     """
-    most = CHAIN_GROWTH ** (1 / layers) * g_out.norm() * s_out.std() / s_in.std().clamp_min(1e-6)
-    bounded: Tensor = g_in * (most / g_in.norm().clamp_min(1e-30)).clamp_max(1)
+    bounded: Tensor = g_in * bound_factor(g_in.norm(), g_out.norm(), s_in.std(), s_out.std(), layers)
     return bounded
+
+
+def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Tensor, layers: float) -> Tensor:
+    """What `bounded_size` multiplies by, from the norms of both gradients and the deviations of both signals."""
+    most = CHAIN_GROWTH ** (1 / layers) * norm_out * std_out / std_in.clamp_min(1e-6)
+    return torch.where(norm_in > most, most / norm_in, 1.0)
 
 
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:

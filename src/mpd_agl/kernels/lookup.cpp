@@ -29,7 +29,8 @@ constexpr int64_t SLACK = 64;                      // uint16 behind the last pla
 struct Planes {  // where the bits of an input are
     int64_t HP, WP, words, line, size;
     Planes(const Geometry *g)
-        : HP(g->H + 2 * g->pad), WP(g->W + 2 * g->pad), words(g->C_in / WORD), line(words * WP), size(g->N * HP * line) {}
+        : HP(g->H + 2 * g->pad), WP(g->W + 2 * g->pad), words(g->C_in / WORD), line(words * WP),
+          size(g->N * HP * line) {}
 };
 
 int64_t plane_size(const Geometry *g) { return Planes(g).size + SLACK; }
@@ -316,8 +317,8 @@ void make_masks(const Geometry *g, const Planes &p, const Part *part, int64_t pa
             for (int64_t c = 0; c < C; c += WORD) {
                 uint32_t *to = masks + (b * g->K * g->K + tap) * C + c;
                 const auto place = [&](const Part &a) {
-                    return bits + b * step + (a.n * p.HP + a.oy * S + tap / g->K) * p.line + (c0 + c) / WORD * p.WP + a.first * S +
-                           tap % g->K;
+                    const int64_t row = (a.n * p.HP + a.oy * S + tap / g->K) * p.line + (c0 + c) / WORD * p.WP;
+                    return bits + b * step + row + a.first * S + tap % g->K;
                 };
                 if (parts == 1 && S == 1) {
                     turn(place(part[0]), to);
@@ -397,7 +398,8 @@ int weight_grad_as(const Geometry *g, const uint16_t *bits, int64_t planes, floa
     const Units u(g);
     const int64_t taps = g->K * g->K, C_in = g->C_in, O = g->C_out, row = NV * LANES, size = taps * C_in * O;
     const int64_t C_blocks = up(C_in, BLOCK), O_blocks = up(O, BLOCK), tasks = C_blocks * O_blocks;
-    const int64_t chunks = most(1, least(up(CHUNKS, tasks), u.count / (2 * UNITS))), per_chunk = up(up(u.count, UNITS), chunks) * UNITS;
+    const int64_t chunks = most(1, least(up(CHUNKS, tasks), u.count / (2 * UNITS)));
+    const int64_t per_chunk = up(up(u.count, UNITS), chunks) * UNITS;
     Team team;
     Memory memory;
     const auto all_masks = memory.each<uint32_t>(team, UNITS * planes * taps * BLOCK);
@@ -449,7 +451,7 @@ int weight_grad_as(const Geometry *g, const uint16_t *bits, int64_t planes, floa
 }
 
 int weight_grad(const Geometry *g, const uint16_t *bits, int64_t planes, float scale, const float *gy, float *dw) {
-    // The tables of four units of one vector, or two units of two, are 32 KB with AVX-512 and 16 KB with AVX2.
+    // The tables of two units of one vector, or of one unit of two.
     return g->C_out % (2 * LANES) ? weight_grad_as<1, 2>(g, bits, planes, scale, gy, dw)
                                   : weight_grad_as<2, 1>(g, bits, planes, scale, gy, dw);
 }

@@ -10,10 +10,12 @@ alone, kept in the cache folder, and refused where their sha256 is not the card'
 import hashlib
 import json
 import math
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +37,7 @@ PLANNED = ("cifar10", "cifar100")
 FORMATS = ("float16", "int8")
 SCALE = ":scale"
 """Behind the name of an int8 tensor: the tensor that holds its factor per output channel."""
+HASH = re.compile("[0-9a-f]{64}")
 MOST_BYTES = 2**31
 MOST_CARD_BYTES = 2**20
 TIMEOUT_S = 20.0
@@ -108,10 +111,10 @@ def pretrained_card(pretrained: str) -> Card:
         return _read_card((_box() / f"{pretrained}.json").read_bytes(), pretrained)
     if pretrained.startswith(("https:", "http:")):
         url, _, digest = pretrained.partition("#sha256=")
-        if len(digest) != 64:
+        if not HASH.fullmatch(digest):
             raise InputError(
                 f"a card at an address is named with its hash, got {pretrained!r}. "
-                "Write https://host/card.json#sha256=HEX."
+                "Write https://host/card.json#sha256=HEX, with 64 digits in lower case."
             )
         return _read_card(_fetched(url, digest, MOST_CARD_BYTES, "json"), url)
     if pretrained.endswith(".json"):
@@ -148,7 +151,7 @@ def _read_card(data: bytes, source: str) -> Card:
         weights, options = raw["weights"], raw["options"]
         if type(weights["bytes"]) is not int or not 0 < weights["bytes"] <= MOST_BYTES:
             raise ValueError(f"weights of {weights['bytes']} bytes")
-        if weights["format"] not in FORMATS or len(bytes.fromhex(weights["sha256"])) != 32:
+        if weights["format"] not in FORMATS or not HASH.fullmatch(str(weights["sha256"])):
             raise ValueError("weights without a known format and sha256")
         if not {"classes", "mean", "std", "shape", "name"} <= set(raw["record"]["data"]):
             raise ValueError("no facts about the data")
@@ -254,7 +257,7 @@ def download(url: str, most: int) -> bytes:
                 report(done, total)
                 if done > most:
                     raise InputError(f"{url} sends more than the {most:,} bytes that were named. It was not kept.")
-    except (urllib.error.URLError, OSError) as error:
+    except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
         raise InputError(
             f"cannot get {url} ({getattr(error, 'reason', None) or error}). Try again, or give the path of a card."
         ) from None
@@ -262,9 +265,10 @@ def download(url: str, most: int) -> bytes:
 
 
 def pack(state: Mapping[str, Tensor], kind: str) -> bytes:
-    """A network's state as a safetensors file: synapses as float16 or int8, vectors as they are.
+    """A network's state as a safetensors file: what has two dimensions or more as float16 or int8, vectors as they are.
 
-    Norms, thresholds and decays are few and decide where a neuron fires, so they keep their float32.
+    Norms, thresholds and decays are few and decide where a neuron fires, so they keep their float32; not so those with
+    values per timestep and channel (TAB).
     """
     if kind not in FORMATS:
         raise unknown_name("format of weights", kind, FORMATS)

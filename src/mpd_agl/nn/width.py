@@ -245,19 +245,25 @@ class ChainWidth(Width):
         return f"layers={self.layers}"
 
 
+def check_unit_area(surrogate: Surrogate) -> None:
+    """Refuse a shape that does not scale as `h(u; kappa) = h(u/kappa; 1)/kappa`: its height follows another rule."""
+    u = torch.linspace(-4, 4, 33, dtype=torch.float64, device="cpu")
+    if not torch.allclose(surrogate.grad(u, 1.0), 2 * surrogate.grad(2 * u, 2.0)):
+        raise InputError(
+            f"mpd-gain sets the height of surrogates whose area is 1 at any width, got {surrogate.name!r}. "
+            "Use surrogate='triangular'."
+        )
+
+
 _TABLE_STEP = 0.125
 
 
 @lru_cache(maxsize=256)
 def _chain_table(surrogate: Surrogate, layers: float, device: torch.device) -> Tensor:
     """log(kappa/std) and log(gain) over `(v_th - mean)/std` from -8 to 8, the one number that both depend on."""
+    check_unit_area(surrogate)
     threshold_A = torch.arange(-64, 65, dtype=torch.float64, device="cpu") * _TABLE_STEP
     one_A = torch.ones_like(threshold_A)
-    if not torch.allclose(surrogate.grad(threshold_A, one_A), 2 * surrogate.grad(2 * threshold_A, 2 * one_A)):
-        raise InputError(
-            f"mpd-gain sets the height of surrogates whose area is 1 at any width, got {surrogate.name!r}. "
-            "Use surrogate='triangular'."
-        )
     kappa_A = core.chain_width(-threshold_A, one_A, layers, surrogate, v_th=0.0)
     gain_A = core.matched_gain(-threshold_A, one_A, kappa_A, surrogate, v_th=0.0)
     return torch.stack([kappa_A.log(), gain_A.log()]).float().to(device)

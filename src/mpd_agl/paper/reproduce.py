@@ -316,9 +316,8 @@ def command(request: Request) -> str:
     parts = ["mpd-agl reproduce", request.study.name, "--scale", request.scale, "--seeds", str(request.seeds)]
     parts += ["--methods", *request.methods]
     parts += ["--only", *(f"{key}={','.join(values)}" for key, values in request.only.items())] if request.only else []
-    for name, value in request.changes.items():
-        if name.rpartition(".")[2] not in _PRIVATE:
-            parts += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
+    for name, value in _plain(dict(request.changes)).items():
+        parts += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
     return " ".join(parts)
 
 
@@ -350,7 +349,7 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
         "scale": request.scale,
         "seeds": request.seeds,
         "methods": list(request.methods),
-        "changes": dict(request.changes),
+        "changes": _plain(dict(request.changes)),
         "sentence": section.sentence,
         "notes": section.notes,
         "table": table,
@@ -381,5 +380,5 @@ _PRIVATE = ("source", "data_dir", "origin", "teacher", "weights")
 def _plain(value: Any) -> Any:
     """Without the folders of the machine that ran it."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if k not in _PRIVATE}
+        return {k: _plain(v) for k, v in value.items() if k.rpartition(".")[2] not in _PRIVATE}
     return [_plain(v) for v in value] if isinstance(value, list) else value

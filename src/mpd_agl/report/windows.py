@@ -70,7 +70,7 @@ def picture(fixed: Run, fitting: Run, layer: str = "", *, title: str = "") -> Pa
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.86))
     low, high = _range(fixed, fitting, name)
     _ridges(left, fixed, name, (low, high), FIXED, "a fixed window")
-    _ridges(middle, fitting, name, (low, high), FITTING, "a window that follows (MPD-AGL)")
+    _ridges(middle, fitting, name, (low, high), FITTING, f"a window that follows ({fitting.record.config['method']})")
     left.set_ylabel("training  →", fontsize=11)
     _accuracies(right, fixed, fitting)
     if title:
