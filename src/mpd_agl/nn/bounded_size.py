@@ -23,7 +23,7 @@ class BoundedSize:
         """What goes in; on the way back, its gradient is made smaller if it has grown too much."""
         self._look(s_in)
         mine = s_in.view_as(s_in)  # others may read s_in, and their gradients are not this block's
-        mine.register_hook(self._pass_down)
+        mine.register_hook(self._pass_down)  # type: ignore[no-untyped-call]
         return mine
 
     def end(self, s_out: Tensor) -> Tensor:
