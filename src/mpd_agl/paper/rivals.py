@@ -48,7 +48,7 @@ ROWS = (
     Row("mp-init", "MP-Init + TrSG", "method", "trsg", {"model.start": "mp-init"}),
     Row("tet", "TET", "training", fixed={"loss.name": "tet"}),
     Row("shortcut-heads", "shortcut heads (ours)", "training", fixed={"loss.name": "shortcut-heads"}),
-    Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", **NEEDS["ltl"]}),
+    Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", "model.num_steps": 8, **NEEDS["ltl"]}),
     Row("distill", "distillation from the ANN", "training", fixed={"loss.name": "distill"}),
     Row("robust", "AT, its fine-tuning", "training", fixed={"loss.name": "robust"}),
     Row("ms-resnet18", "MS-ResNet-18", "network", fixed={"model.name": "ms-resnet18"}, changes=_THIN),
