@@ -58,8 +58,8 @@ def value_of(source: dict[str, Any]) -> list[float]:
 
 
 def _all(value: Any, path: str) -> list[Any]:
-    """What stands at a path; a * in it stands for every row."""
-    parts = path.split("/")
+    """What stands at a path; a * in it stands for every row, a | for a slash in a name."""
+    parts = [part.replace("|", "/") for part in path.split("/")]
     if "*" not in parts:
         found = _at(value, parts)
         return found if isinstance(found, list) else [found]
