@@ -139,6 +139,7 @@ def test_damaged_weights_and_cards_are_refused(card, tmp_path):
         ("[]", "is no model card"),
         (json.dumps({**said, "schema": 2}), "is no model card"),
         (json.dumps({**said, "options": {**said["options"], "width_mult": 1e9}}), r"width_mult is 1000000000.0"),
+        (json.dumps({**said, "options": {**said["options"], "width_mult": 4e4}}), "of another shape"),  # 40 TB
         (json.dumps({**said, "weights": {**said["weights"], "sha256": "12"}}), r"without a known format and sha256"),
         (json.dumps({**said, "weights": {**said["weights"], "file": "../x.safetensors"}}), "Use a plain file name"),
     ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError, unknown_name
@@ -96,16 +97,19 @@ def create_model(name: str, *, pretrained: str | Card = "", **options: Any) -> N
         return entry.build(NetworkOptions(**(entry.defaults | options)))
     card = pretrained_card(pretrained) if isinstance(pretrained, str) else pretrained
     defaults = {f.name: f.default for f in fields(NetworkOptions)} | entry.defaults
-    net = entry.build(NetworkOptions(**(entry.defaults | check_options(card, name, options, defaults))))
-    state, own = pretrained_state(card), net.state_dict()
-    fresh = [k for k in own if k.startswith("readout.")] if net.options.num_classes != len(card.classes) else []
+    settings = NetworkOptions(**(entry.defaults | check_options(card, name, options, defaults)))
+    state = pretrained_state(card)
+    with torch.device("meta"):  # shapes alone: a card may ask for a network that no memory holds
+        own = entry.build(settings).state_dict()
+    fresh = [k for k in own if k.startswith("readout.")] if settings.num_classes != len(card.classes) else []
     wrong = [k for k in own.keys() | state.keys() if k not in fresh and _shape(own.get(k)) != _shape(state.get(k))]
     if wrong:
         raise InputError(
             f"the weights of {card.name!r} do not fit the network of their card: {len(wrong)} tensors are missing, "
             f"surplus or of another shape (first {min(wrong)}). Get weights and card again."
         )
-    net.load_state_dict(state | {k: own[k] for k in fresh})
+    net = entry.build(settings)
+    net.load_state_dict(state | {k: v for k, v in net.state_dict().items() if k in fresh})
     return net.eval()
 
 
