@@ -16,8 +16,8 @@ PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
-FOLDERS = ("results/performance", "results/faults", "results/demo-seeds", "results/adapt", "results/gpu")
-"""Folders of records that pages link to: each becomes a list of its files."""
+FOLDERS = tuple(f"results/{p.name}" for p in sorted((ROOT / "docs/results").iterdir()) if p.is_dir())
+"""Folders of records that pages may link to: each becomes a list of its files."""
 
 
 def listing(folder: str) -> str:
