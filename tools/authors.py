@@ -5,7 +5,7 @@
 DIR is a checkout of their repository (docs/deviations.md names it); nothing of it is part of this project, and it is
 run as it is. Layer by layer, both get our network's input and a random gradient from above; a potential that lies on
 the threshold within rounding may fire in one of them, and is counted; one on the edge of the window may have a gradient
-in one of them, which shows in the worst layer and not in the median one. Over the whole network such a spike changes
+in one of them, which shows in the worst tensor and not in the median one. Over the whole network such a spike changes
 all that follows, so only a small batch can be compared: logits, loss, running statistics and every gradient of a step.
 """
 
@@ -113,13 +113,13 @@ def layers(build: Callable[[int], nn.Module], T: int, backend: str) -> dict[str,
             ours.get_submodule(name).register_forward_pre_hook(partial(_given, given, name))
     with torch.no_grad():
         ours(torch.randn(BATCH, 3, 32, 32))
-    spikes = other = tensors = 0
-    distances = []
+    spikes = other = 0
+    distances: dict[str, float] = {}
     for name, input_TN in given.items():
         first, second = places()[name]
-        x_TN, x_NT = (input_TN.detach().clone().requires_grad_() for _ in range(2))
+        x_TN, theirs_TN = (input_TN.detach().clone().requires_grad_() for _ in range(2))
         out = ours.get_submodule(name)(x_TN, num_steps=T)
-        current = theirs.get_submodule(first)(x_NT.transpose(0, 1).expand(-1, T, *x_NT.shape[2:]))
+        current = theirs.get_submodule(first)(theirs_TN.transpose(0, 1).expand(-1, T, *theirs_TN.shape[2:]))
         there = theirs.get_submodule(second)(current)
         gradient = torch.randn_like(out)
         out.backward(gradient)
@@ -127,18 +127,14 @@ def layers(build: Callable[[int], nn.Module], T: int, backend: str) -> dict[str,
         spikes += int(out.sum())
         other += int((out.transpose(0, 1) != there).sum())
         mine = {f"{name}.{k}": p.grad for k, p in ours.get_submodule(name).named_parameters()}
-        pairs = [(x_TN.grad, x_NT.grad), *((g, theirs.get_parameter(their_name(k)).grad) for k, g in mine.items())]
-        found = [(a, b) for a, b in pairs if a is not None and b is not None and bool(b.any())]
-        distances.append(apart(found))
-        tensors += len(found)
-    counts = {"layers": len(given), "spikes": spikes, "other_spikes": other, "tensors": tensors}
+        pairs = {k: (g, theirs.get_parameter(their_name(k)).grad) for k, g in mine.items()}
+        distances |= apart({f"{name}.input": (x_TN.grad, theirs_TN.grad), **pairs})
+    counts = {"layers": len(given), "spikes": spikes, "other_spikes": other, **summary(distances)}
     return {
         "what": "layer by layer",
         "T": T,
         "backend": backend,
         **counts,
-        "gradients": median(distances),
-        "worst": max(distances),
     }
 
 
@@ -151,10 +147,8 @@ def whole(build: Callable[[int], nn.Module], T: int, backend: str) -> dict[str, 
     loss.backward()
     other.backward()
     parameters, state = dict(theirs.named_parameters()), theirs.state_dict()
-    pairs = [
-        (p.grad, parameters[their_name(k)].grad) for k, p in ours.named_parameters() if their_name(k) in parameters
-    ]
-    found = [(a, b) for a, b in pairs if a is not None and b is not None and bool(b.any())]
+    named = {k: p for k, p in ours.named_parameters() if their_name(k) in parameters}
+    pairs = {k: (p.grad, parameters[their_name(k)].grad) for k, p in named.items()}
     running = [float((v - state[their_name(k)]).abs().max()) for k, v in ours.state_dict().items() if ".running_" in k]
     return {
         "what": "the whole network",
@@ -162,15 +156,28 @@ def whole(build: Callable[[int], nn.Module], T: int, backend: str) -> dict[str, 
         "backend": backend,
         "logits": float((out_TNK.transpose(0, 1) - out_NTK).detach().abs().max()),
         "loss": abs(float(loss.detach()) - float(other.detach())),
-        "tensors": len(found),
-        "gradients": apart(found),
+        **summary(apart(pairs)),
         "running": max(running),
     }
 
 
-def apart(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """The largest difference of two gradients over the largest gradient."""
-    return max(float((a - b).abs().max()) for a, b in pairs) / max(float(b.abs().max()) for _, b in pairs)
+def apart(pairs: dict[str, tuple[Tensor | None, Tensor | None]]) -> dict[str, float]:
+    """The distance of two gradients over the length of one, by name; a gradient that both lack has none."""
+    found = {}
+    for name, (a, b) in pairs.items():
+        sizes = [0.0 if g is None else float(g.norm()) for g in (a, b)]
+        if bool(sizes[0]) != bool(sizes[1]):
+            raise InputError(f"{name} has a gradient in one of the networks only.")
+        if a is not None and b is not None and sizes[1]:
+            found[name] = float((a - b).norm()) / sizes[1]
+    return found
+
+
+def summary(distances: dict[str, float]) -> dict[str, Any]:
+    """How far gradients lie apart: the median one and the farthest."""
+    worst = max(distances, key=lambda name: distances[name])
+    middle = median(distances.values())
+    return {"tensors": len(distances), "gradients": middle, "worst": distances[worst], "worst_tensor": worst}
 
 
 def _given(inputs: dict[str, Tensor], name: str, module: nn.Module, args: Any) -> None:

@@ -200,7 +200,7 @@ def goal_table(records: dict[str, dict[str, Any]]) -> list[str]:
 def defaults(folder: Path, out: Path) -> list[str]:
     """The page's first part: what this version reaches by default."""
     records, where = read(folder), os.path.relpath(folder, out.parent)
-    lines = ["## What you get by default", "", "Measured on a machine with AVX-512 and VNNI:"]
+    lines = ["## What you get by default", "", "Measured on a machine with AVX-512 and VNNI:", ""]
     lines += [*machines({**records, **records.get("overview", {}).get("works", {})}), ""]
     lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", NOW_MISSES, ""]
     if "overview" in records:
@@ -273,7 +273,12 @@ def machines(records: dict[str, dict[str, Any]]) -> list[str]:
             continue
         h, v, code = record["hardware"], record["versions"], record["code"]
         commit = (code["commit"] or "unknown")[:9] + (", files changed" if code["changed"] else "")
-        what = ", ".join([f"{h['cpu']}, {h['cores']} cores, {h['memory_gb']} GB, torch {v['torch']}", *_peers(record)])
+        what = ", ".join(
+            [
+                f"{h['cpu']}, {h['cores']} core{'s' * (h['cores'] > 1)}, {h['memory_gb']} GB, torch {v['torch']}",
+                *_peers(record),
+            ]
+        )
         quiet.setdefault(f"{what}; commit {commit}", []).extend([record, *record.get("points", [])])
     lines = []
     for what, found in quiet.items():
@@ -383,7 +388,7 @@ def write(folder: Path, out: Path, now: Path | None = None) -> None:
     lines = ["# Performance", ""]
     if now is not None and now.is_dir():
         lines += [*defaults(now, out), "## 0.1 on another machine, with AVX2", ""]
-    lines += ["Measured on:", *machines(records), "", INTRODUCTION]
+    lines += ["Measured on:", "", *machines(records), "", INTRODUCTION]
     lines += [f"Made by `tools/measure_performance.sh`; records in [{where}]({where}).", ""]
     lines += ["## Targets", "", TARGETS_TEXT, "", *target_table(records), "", MISSES, "", "## Comparisons", ""]
     lines += [*(f"- `{name}`: {text}" for name, text in sorted(about.items())), ""]

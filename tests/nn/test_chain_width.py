@@ -176,9 +176,9 @@ def test_nan_in_a_norm_stays_in_the_width():
 
 @pytest.mark.parametrize("name", ["arctan-peak", "fast-sigmoid"])
 def test_shapes_of_another_area_are_refused(name):
-    with pytest.raises(InputError, match="whose area is 1 at any width, got"):
+    with pytest.raises(InputError, match="that scale with their width, got"):
         SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=name)
-    with pytest.raises(InputError, match="whose area is 1 at any width, got"):  # a neuron of one's own with the rule
+    with pytest.raises(InputError, match="that scale with their width, got"):  # a neuron of one's own with the rule
         LIF(surrogate=name, width=ChainWidth(7))(torch.randn(3, 5, 4, requires_grad=True))
 
 
@@ -269,3 +269,9 @@ def test_a_foreign_neuron_refuses_a_gain():
 def test_two_layers_give_eq_7s_share_and_long_chains_leave_a_tenth():
     assert chain_share(2) == pytest.approx(0.4772)
     assert chain_share(23) ** 23 == pytest.approx(0.1)
+
+
+def test_a_silent_layer_has_no_size_to_measure_by_and_cuts_nothing() -> None:
+    g_in, g_out, s_in = torch.tensor([90.0, 120.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])
+    for s_out in (torch.zeros(2), torch.ones(2)):
+        assert torch.equal(bounded_size(g_in, g_out, s_in, s_out, layers=3), g_in)

@@ -13,10 +13,7 @@ Moments = Literal["paper", "exact"]
 Leak = Literal["two", "full"]
 
 KAPPA_MIN = 0.1
-"""Smallest width, as a multiple of v_th: Eq.
-
-7 gives 0 at gamma_bar = 0, and a surrogate of width 0 has no finite height.
-"""
+"""Smallest width, as a multiple of v_th: a gamma_bar of 0 gives the width 0, whose surrogate has no finite height."""
 
 
 def input_moments(
@@ -74,9 +71,9 @@ def potential_moments(
 
 
 def mpd_width(std_T: Tensor, *, v_th: Tensor | float = 0.5) -> Tensor:
-    """Eq.
+    """The paper's width, `kappa_t = 2 * std_t` (Eq. 7), and never under `KAPPA_MIN * v_th`.
 
-    7: `kappa_t = 2 * std_t`, and never under `KAPPA_MIN * v_th`. This is the one place where kappa is kept from zero.
+    This is the one place where kappa is kept from zero.
 
     >>> mean_T, std_T = potential_moments(*input_moments(torch.ones(8), torch.zeros(8)), tau=0.2, num_steps=3)
     >>> mpd_width(std_T)
@@ -260,9 +257,12 @@ def bounded_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor, layer
 
 
 def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Tensor, layers: float) -> Tensor:
-    """What `bounded_size` multiplies by, from the norms of both gradients and the deviations of both signals."""
+    """What `bounded_size` multiplies by, from the norms of both gradients and the deviations of both signals.
+
+    A layer that is silent, or fires always, has no deviation to measure by and passes its gradient on as it is.
+    """
     most = CHAIN_GROWTH ** (1 / layers) * norm_out * std_out / std_in.clamp_min(1e-6)
-    return torch.where(norm_in > most, most / norm_in, 1.0)
+    return torch.where((norm_in > most) & (std_out > 0), most / norm_in, 1.0)
 
 
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:

@@ -24,7 +24,7 @@ from mpd_agl.nn.width import (
     SingleStepWidth,
     SlopeWidth,
     Width,
-    check_unit_area,
+    check_scaling,
 )
 from mpd_agl.plugins import load_plugins
 
@@ -45,8 +45,8 @@ class Method:
     """A shape that belongs to the method; None leaves it to the user."""
     usual: str = "rectangular"
     """The shape where the user names none."""
-    unit_area: bool = False
-    """Whether the method sets the surrogate's height, which it can where the area is 1 at any width."""
+    scaling: bool = False
+    """Whether the method sets the surrogate's height, which it can where the shape scales with its width."""
     noise: float = 0.0
     """Share of soft outputs while training (ASGL)."""
     replaces_neuron: bool = False
@@ -64,8 +64,8 @@ class Method:
             raise InputError(
                 f"method {self.name!r} has its own surrogate {own.name!r}, got surrogate={found.name!r}. Leave it out."
             )
-        if self.unit_area and found is not None:
-            check_unit_area(found)
+        if self.scaling and found is not None:
+            check_scaling(found)
         return own or found or get_surrogate(self.usual)
 
 
@@ -93,7 +93,7 @@ METHODS: dict[str, Method] = {
             neuron=PLIF,
             width=ChainWidth,
             usual="triangular",
-            unit_area=True,
+            scaling=True,
             about="width by the length of the way without a shortcut, height by the spikes' variance (ours)",
         ),
         Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),

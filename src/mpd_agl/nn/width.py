@@ -159,10 +159,7 @@ class MPDWidth(Width):
         return core.mpd_width(std_T, v_th=potential.threshold)
 
     def warn_of(self, gamma_C: Tensor) -> None:
-        """Say once per layer that gamma_bar <= 0 has left Eq.
-
-        7's domain (on a CPU; on a GPU the monitors show gamma_bar).
-        """
+        """Say once per layer that Eq. 7 has no meaning at gamma_bar <= 0 (on a CPU; monitors show it on a GPU)."""
         if self.moments != "paper" or self._warned or gamma_C.device.type != "cpu":
             return
         if (gamma_bar := float(gamma_C.mean())) <= 0:
@@ -245,12 +242,12 @@ class ChainWidth(Width):
         return f"layers={self.layers}"
 
 
-def check_unit_area(surrogate: Surrogate) -> None:
+def check_scaling(surrogate: Surrogate) -> None:
     """Refuse a shape that does not scale as `h(u; kappa) = h(u/kappa; 1)/kappa`: its height follows another rule."""
     u = torch.linspace(-4, 4, 33, dtype=torch.float64, device="cpu")
     if not torch.allclose(surrogate.grad(u, 1.0), 2 * surrogate.grad(2 * u, 2.0)):
         raise InputError(
-            f"mpd-gain sets the height of surrogates whose area is 1 at any width, got {surrogate.name!r}. "
+            f"mpd-gain sets the height of surrogates that scale with their width, got {surrogate.name!r}. "
             "Use surrogate='triangular'."
         )
 
@@ -261,7 +258,7 @@ _TABLE_STEP = 0.125
 @lru_cache(maxsize=256)
 def _chain_table(surrogate: Surrogate, layers: float, device: torch.device) -> Tensor:
     """log(kappa/std) and log(gain) over `(v_th - mean)/std` from -8 to 8, the one number that both depend on."""
-    check_unit_area(surrogate)
+    check_scaling(surrogate)
     threshold_A = torch.arange(-64, 65, dtype=torch.float64, device="cpu") * _TABLE_STEP
     one_A = torch.ones_like(threshold_A)
     kappa_A = core.chain_width(-threshold_A, one_A, layers, surrogate, v_th=0.0)
@@ -355,10 +352,7 @@ class AtgoWidth(Width):
 
 
 class DeepTAGEWidth(Width):
-    """DeepTAGE (Liu et al.
-
-    2025): `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves.
-    """
+    """The width of DeepTAGE: `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves."""
 
     needs_batch = True
 

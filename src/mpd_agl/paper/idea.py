@@ -14,16 +14,16 @@ THRESHOLD = 0.1
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """Of the stress study's runs those on digits at this threshold: they are trained once for both."""
+    if FIXED not in methods or set(methods) == {FIXED}:
+        raise InputError(f"the picture lays {FIXED} beside another method. Name both, as in --methods {FIXED} {PAPER}.")
     at = {"factor": "threshold", "value": f"{THRESHOLD:g}", "data": "digits"}
     return [variant(method, "cnn8", "digits", at, {"model.v_th": THRESHOLD}) for method in methods]
 
 
 def show(groups: Sequence[Group]) -> PageSection:
     """The picture of the lowest seed, and every seed's accuracy."""
-    ours = next((g for g in groups if g.method != FIXED), None)
-    fixed = find(groups, FIXED)
-    if fixed is None or ours is None:
-        raise InputError(f"the picture lays {FIXED} beside another method. Name both, as in --methods {FIXED} {PAPER}.")
+    ours, fixed = next(g for g in groups if g.method != FIXED), find(groups, FIXED)
+    assert fixed is not None  # variants() asks for both
     with draw.style():
         panel = windows.picture(fixed.first, ours.first)
     rows = [

@@ -37,7 +37,7 @@ METHODS = (
     *("trsg", "mpr", "diet", "slope-schedule", "s2nn"),
 )
 ADAM = {"optim.name": "adam", "optim.lr": 2e-3, "optim.weight_decay": 0.0}
-NEEDS: dict[str, dict[str, Any]] = {"diet": ADAM, "ltl": ADAM, "s2nn": {"model.num_steps": 1}}
+NEEDS: dict[str, dict[str, Any]] = {"diet": ADAM, "ltl": {**ADAM, "model.num_steps": 8}, "s2nn": {"model.num_steps": 1}}
 """What a rival needs beyond its name. Why, and whose choice it is: docs/rivals.md."""
 ROWS = (
     Row("bn", "BN", "norm", fixed={"model.norm": "bn"}),
@@ -48,7 +48,7 @@ ROWS = (
     Row("mp-init", "MP-Init + TrSG", "method", "trsg", {"model.start": "mp-init"}),
     Row("tet", "TET", "training", fixed={"loss.name": "tet"}),
     Row("shortcut-heads", "shortcut heads (ours)", "training", fixed={"loss.name": "shortcut-heads"}),
-    Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", "model.num_steps": 8, **NEEDS["ltl"]}),
+    Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", **NEEDS["ltl"]}),
     Row("distill", "distillation from the ANN", "training", fixed={"loss.name": "distill"}),
     Row("robust", "AT, its fine-tuning", "training", fixed={"loss.name": "robust"}),
     Row("ms-resnet18", "MS-ResNet-18", "network", fixed={"model.name": "ms-resnet18"}, changes=_THIN),

@@ -27,7 +27,7 @@ LABELS = {
     "diet": "Diet-SNN",
     "slope-schedule": "slope schedule",
     "s2nn": "S3NN's surrogate",
-    "mpd-gain": "width and gain (ours)",
+    "mpd-gain": "mpd-gain (ours)",
     "stbp-tdbn@kappa=best": "STBP-tdBN at its best kappa",
     "mpd-agl@leak=full": "MPD-AGL, whole leak sum",
 }
