@@ -229,6 +229,7 @@ def test_compile_of_a_training_step():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own graph breaks
 def test_compile_of_a_chain_that_bounds_its_gradients():
     nets = [create_model("plain", depth=4, image_size=14, in_channels=1, method="mpd-gain") for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())

@@ -229,7 +229,7 @@ class ChainWidth(Width):
     def _looked_up(self, potential: Potential) -> Tensor:
         """log(kappa/std) and log(gain) of each step, between the table's points."""
         mean_T, std_T = potential.moments("exact")
-        table_2A = _chain_table(potential.surrogate, self.layers, std_T.device).to(std_T.dtype)
+        table_2A: Tensor = _chain_table(potential.surrogate, self.layers, std_T.device).to(std_T.dtype)
         last = table_2A.shape[1] - 1
         place_T = (potential.threshold - mean_T) / std_T.clamp_min(1e-6) / _TABLE_STEP + last / 2
         place_T = place_T.nan_to_num(last / 2).clamp(0, last)  # NaN stays in the width, by std_T
@@ -255,8 +255,14 @@ def check_scaling(surrogate: Surrogate) -> None:
 _TABLE_STEP = 0.125
 
 
-@lru_cache(maxsize=256)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _chain_table(surrogate: Surrogate, layers: float, device: torch.device) -> Tensor:
+    """The table from its cache: a compiler that traced the search would repeat it at every step."""
+    return _made_chain_table(surrogate, layers, device)
+
+
+@lru_cache(maxsize=256)
+def _made_chain_table(surrogate: Surrogate, layers: float, device: torch.device) -> Tensor:
     """log(kappa/std) and log(gain) over `(v_th - mean)/std` from -8 to 8, the one number that both depend on."""
     check_scaling(surrogate)
     threshold_A = torch.arange(-64, 65, dtype=torch.float64, device="cpu") * _TABLE_STEP
