@@ -18,7 +18,7 @@ import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import Card, Network, create_model, pretrained
-from mpd_agl.records import RunRecord, canonical, write_atomic
+from mpd_agl.records import RunRecord, canonical, read_record, write_atomic
 from mpd_agl.runs import build
 from mpd_agl.runs.load_run import Trained, load_run
 from mpd_agl.runs.resolve import read_preset
@@ -102,6 +102,7 @@ def make(a: argparse.Namespace) -> str:
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
+    check["before"] = before(record)
     write_atomic(a.box / f"{a.name}.json", canonical({**card.to_dict(), "check": check}))
     return (
         f"{file}: {len(data):,} bytes, {100 * check['stored']['accuracy']:.2f} % stored, "
@@ -139,6 +140,18 @@ def shortened(record: RunRecord) -> dict[str, Any]:
     """The record without its long parts: energy by layer, choices of convolutions."""
     energy = record.energy and {k: v for k, v in record.energy.items() if k != "layers"}
     return {**record.to_dict(), "convs": None, "energy": energy}
+
+
+def before(record: RunRecord) -> list[dict[str, Any]]:
+    """The runs whose weights this one started from, first to last: configuration, score and time."""
+    start = record.config["model"].get("weights", "")
+    if not start:
+        return []
+    if not (Path(start) / "record.json").is_file():
+        raise InputError(f"the run started from {start}, which is no run folder. A card names what its weights come from.")
+    first = read_record(Path(start) / "record.json")
+    told = {k: v for k, v in first.to_dict().items() if k in ("config", "final", "clock", "seeds")}
+    return [*before(first), plain(told)]
 
 
 def plain(value: Any) -> Any:
@@ -195,11 +208,14 @@ def section(c: Card) -> list[str]:
     r, stored, full = c.record, c.check["stored"], c.check["trained"]
     train, energy, config = r["data"]["train"], r["energy"]["totals"], r["config"]
     ann, paper, strict = r["energy"]["ann"]["mj"], energy["paper"]["mj"], energy["strict"]["mj"]
+    earlier = c.check.get("before", [])
+    hours = sum(run["clock"]["elapsed_s"] for run in (*earlier, r)) / 3600
+    told = [f"{e['config']['train']['epochs']} epochs at T={e['config']['model']['num_steps']}, then " for e in earlier]
     rows = {
         "data": f"{r['data']['name']}, {train['samples']:,} training and {r['data']['test']['samples']:,} test samples",
         "network": f"{c.model}, width_mult {c.options['width_mult']:g}, T={c.options['num_steps']}, "
         f"{r['network']['parameters']:,} parameters",
-        "recipe": f"{config['method']}, {config['train']['epochs']} epochs, batch {config['train']['batch_size']}, "
+        "recipe": f"{config['method']}, {''.join(told)}{config['train']['epochs']} epochs, batch {config['train']['batch_size']}, "
         f"{config['optim']['name']} {config['optim']['lr']:g}, weight decay {config['optim']['weight_decay']:g}, "
         f"{config['optim']['schedule']}, {' '.join(config['data']['augment']) or 'no augmentation'}",
         "seed": str(r["seeds"]["run"]),
@@ -208,19 +224,23 @@ def section(c: Card) -> list[str]:
         "as stored": f"{100 * stored['accuracy']:.2f} % against {100 * full['accuracy']:.2f} % as trained; "
         f"{c.check['differing']} of {c.check['samples']:,} answers differ",
         "energy": f"{paper:.4f} mJ by the paper's count, {strict:.4f} mJ strict, its ANN {ann:.4f} mJ",
-        "time": f"{r['clock']['elapsed_s'] / 3600:.1f} h on {r['hardware']['cpu']}, {r['hardware']['threads']} threads",
+        "time": f"{hours:.1f} h on {r['hardware']['cpu']}, {r['hardware']['threads']} threads",
         "code": f"commit {r['code']['commit'][:9]}, torch {r['versions']['torch']}",
         "licence": f"{c.licence}; the data have terms of their own",
         "sha256": f"`{c.weights['sha256']}`",
     }
     lines = [f"## {c.name}", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items()), ""]
-    changed = differences(config)
-    return lines + (paragraph("Made by `mpd-agl train " + changed + "`.") if changed else [])
+    steps = c.options["num_steps"]
+    commands = [f"{differences(e['config'], steps)} --name before" for e in earlier]
+    commands += [differences(config, steps) + (" --model.weights runs/before" if earlier else "")]
+    if not differences(config, steps):
+        return lines
+    return lines + paragraph("Made by " + ", then ".join(f"`mpd-agl train {text}`" for text in commands) + ".")
 
 
-def differences(config: dict[str, Any]) -> str:
-    """The command's options: the nearest preset and what differs from it."""
-    preset = f"{config['data']['name']}-{config['model']['name']}-t{config['model']['num_steps']}"
+def differences(config: dict[str, Any], num_steps: int) -> str:
+    """The command's options: the preset of the network at this T, and what differs from it."""
+    preset = f"{config['data']['name']}-{config['model']['name']}-t{num_steps}"
     try:
         base = read_preset(preset)
     except InputError:
