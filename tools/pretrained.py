@@ -148,7 +148,9 @@ def before(record: RunRecord) -> list[dict[str, Any]]:
     if not start:
         return []
     if not (Path(start) / "record.json").is_file():
-        raise InputError(f"the run started from {start}, which is no run folder. A card names what its weights come from.")
+        raise InputError(
+            f"the run started from {start}, which is no run folder. A card names what its weights come from."
+        )
     first = read_record(Path(start) / "record.json")
     told = {k: v for k, v in first.to_dict().items() if k in ("config", "final", "clock", "seeds")}
     return [*before(first), plain(told)]
@@ -215,7 +217,8 @@ def section(c: Card) -> list[str]:
         "data": f"{r['data']['name']}, {train['samples']:,} training and {r['data']['test']['samples']:,} test samples",
         "network": f"{c.model}, width_mult {c.options['width_mult']:g}, T={c.options['num_steps']}, "
         f"{r['network']['parameters']:,} parameters",
-        "recipe": f"{config['method']}, {''.join(told)}{config['train']['epochs']} epochs, batch {config['train']['batch_size']}, "
+        "recipe": f"{config['method']}, {''.join(told)}{config['train']['epochs']} epochs, "
+        f"batch {config['train']['batch_size']}, "
         f"{config['optim']['name']} {config['optim']['lr']:g}, weight decay {config['optim']['weight_decay']:g}, "
         f"{config['optim']['schedule']}, {' '.join(config['data']['augment']) or 'no augmentation'}",
         "seed": str(r["seeds"]["run"]),

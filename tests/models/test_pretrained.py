@@ -216,3 +216,7 @@ def test_only_https_and_only_so_many_bytes(monkeypatch):
     assert handlers == [pretrained._OnlyHttps]
     with pytest.raises(InputError, match=r"sends more than the 9 bytes"):
         pretrained.download("https://host/x", 9)
+
+
+def test_the_page_is_what_the_cards_say():
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(tool.BOX)
