@@ -380,12 +380,18 @@ def test_every_network_of_the_smoke_scale_fits_its_data():
 
     seen = {}
     for name in STUDIES:
-        for c in request(name, methods=["mpd-agl"]).configs():
+        for c in request(name, methods=["stbp-tdbn", "mpd-agl"]).configs():
             events = get(c.data.name).kind == "events"
             seen[c.model.name, c.data.name, c.data.frame_size if events else get(c.data.name).shape[0]] = c
     assert len(seen) >= 6
     for (_, data, size), config in seen.items():
         build_network(config, in_channels=get(data).shape[2], image_size=size, num_classes=10)
+
+
+@pytest.mark.parametrize("methods", [["lsg"], ["stbp-tdbn"]])
+def test_a_picture_of_two_is_refused_before_anything_is_trained(methods):
+    with pytest.raises(InputError, match="lays stbp-tdbn beside another method"):
+        request("idea", methods=methods)
 
 
 def test_a_torn_record_is_not_a_finished_run(by_hand, tmp_path):
