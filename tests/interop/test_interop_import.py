@@ -16,6 +16,7 @@ from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.interop import import_weights
 from mpd_agl.models import Network, create_model, load_weights
+from tools.authors import places
 
 
 def trained(name: str, seed: int, **options: Any) -> Network:
@@ -33,15 +34,6 @@ def trained(name: str, seed: int, **options: Any) -> Network:
 
 def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
     """Their published ResNet-19: the first linear layer has a bias before its norm, the last layer has none."""
-    places = {"stem": ("encode.0", "encode.1"), "fc1": ("fc.0", "fc.1")}
-    number = 0
-    for stage, blocks in ((1, 3), (2, 3), (3, 2)):
-        for block in range(1, blocks + 1):
-            here, there = f"stage{stage}.block{block}", f"ResNetBlocks.{number}.0"
-            places[f"{here}.conv1"] = (f"{there}.conv1", f"{there}.spike1")
-            places[f"{here}.conv2"] = (f"{there}.conv2", f"{there}.spike2")
-            places[f"{here}.shortcut"] = (f"{there}.downsample.0", f"{there}.downsample.1")
-            number += 1
     out: dict[str, torch.Tensor] = OrderedDict()
     for key, tensor in net.state_dict().items():
         if key.startswith("readout"):
@@ -49,7 +41,7 @@ def as_the_authors_write(net: Network) -> dict[str, torch.Tensor]:
                 out["fc.2.layer.weight"] = tensor.clone()
             continue
         block, part, name = key.rsplit(".", 2)
-        layer, spike = places[block]
+        layer, spike = places()[block]
         if part == "synapse":
             out[f"{layer}.layer.{name}"] = tensor.clone()
             if block == "fc1":

@@ -242,9 +242,9 @@ CHAIN_GROWTH = 30.0
 def bounded_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor, layers: float) -> Tensor:
     """A gradient that one of `layers` layers passes down, where `||g|| std(s)` may grow by `30^(1/L)` and no more.
 
-    A gradient times the deviation of what it belongs to has no unit. `matched_gain` keeps this product where layers
-    are independent, as they are at the start; training makes them depend on each other, and over a long chain the
-    gradient then explodes. So it is measured, and made smaller where it grows by more than thirty times over the chain.
+    The product does not depend on the scale of the spikes. `matched_gain` keeps it where layers are independent, as
+    they are at the start; training makes them depend on each other, and over a long chain the gradient then explodes.
+    So it is measured, and made smaller where it grows by more than thirty times over the chain.
 
     >>> s_in, s_out = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])
     >>> bounded_size(torch.tensor([90.0, 120.0]), torch.tensor([0.0, 1.0]), s_in, s_out, layers=1)
