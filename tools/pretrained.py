@@ -219,8 +219,8 @@ def section(c: Card) -> list[str]:
         f"{r['network']['parameters']:,} parameters",
         "recipe": f"{config['method']}, {''.join(told)}{config['train']['epochs']} epochs, "
         f"batch {config['train']['batch_size']}, {' '.join(config['data']['augment']) or 'no augmentation'}",
-        "optimizer": f"{config['optim']['name']} {config['optim']['lr']:g}, weight decay {config['optim']['weight_decay']:g}, "
-        f"{config['optim']['schedule']}",
+        "optimizer": f"{config['optim']['name']} {config['optim']['lr']:g}, {config['optim']['schedule']}, "
+        f"weight decay {config['optim']['weight_decay']:g}",
         "seed": str(r["seeds"]["run"]),
         "last epoch": f"{100 * r['final']['test_accuracy']:.2f} % (best on the test set: "
         f"{100 * r['best_on_test']['test_accuracy']:.2f} %, not the result)",
