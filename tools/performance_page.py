@@ -203,7 +203,7 @@ def defaults(folder: Path, out: Path) -> list[str]:
     records, where = read(folder), os.path.relpath(folder, out.parent)
     lines = ["## What you get by default", "", "Measured on a machine with AVX-512 and VNNI:", ""]
     lines += [*machines({**records, **records.get("overview", {}).get("works", {})}), ""]
-    lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", *beside(records, folder)]
+    lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", *beside(folder)]
     lines += [NOW_MISSES, ""]
     if "overview" in records:
         lines += ["`mpd-agl bench` prints:", "", "```", overview.text(records["overview"]), "```", ""]
@@ -214,8 +214,8 @@ def defaults(folder: Path, out: Path) -> list[str]:
     return lines
 
 
-def beside(records: dict[str, Any], folder: Path) -> list[str]:
-    """What belongs to the goals and is no ratio: accuracy with int8 weights, and the first step on a new machine."""
+def beside(folder: Path) -> list[str]:
+    """What belongs to the goals and is no ratio: accuracy with int8 weights."""
     lines = []
     int8 = folder.parent / "pretrained-int8.json"
     if int8.is_file():
@@ -225,15 +225,6 @@ def beside(records: dict[str, Any], folder: Path) -> list[str]:
             f"The trained network of the package answers {as_stored:.2f} % of CIFAR-10's test set rightly, and "
             f"{whole:.2f} % with int8 weights",
             "(`mpd-agl evaluate --pretrained cifar10 --int8`; [record](results/pretrained-int8.json)).",
-            "",
-        ]
-    if first := records.get("first-step"):
-        ours, dense = (first["contenders"][name]["first_step_s"] for name in ("ours", "native"))
-        lines += [
-            f"Where the machine's costs are not kept yet, the first step of a full-width network takes {ours:.1f} s, "
-            f"{dense:.1f} s where it",
-            "is dense (`first-step`: `MPD_AGL_CACHE=EMPTY mpd-agl bench train --width-mult 1 --batch 16 --rounds 1",
-            "--contenders ours native`).",
             "",
         ]
     return lines
