@@ -124,7 +124,7 @@ def test_every_tensor_of_every_kernel_is_checked(name):
 def test_a_library_of_other_sources_is_not_used(monkeypatch):
     assert native.load.__wrapped__()[1] == ""
     monkeypatch.setattr(native, "ABI_VERSION", 1)
-    assert "does not load here (its version is 3, and this package's 1); reinstall" in native.load.__wrapped__()[1]
+    assert "does not load here (its version is 4, and this package's 1); reinstall" in native.load.__wrapped__()[1]
     monkeypatch.undo()
     monkeypatch.setitem(native.STRUCTS, "Geometry", native.Lists)
     assert "its struct Geometry has 80 bytes, and this package's 64" in native.load.__wrapped__()[1]

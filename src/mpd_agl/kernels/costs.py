@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,13 +32,14 @@ from mpd_agl.kernels import active, convolution, lookup, native
 from mpd_agl.kernels.convolution import PASSES
 
 log = logging.getLogger("mpd_agl")
-FORMAT = 2
+FORMAT = 3
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 8)}
 """Channels, and the images and their size that are measured at this width."""
 RATES = (0.05, 0.35)
-TRIES = 5
+TRIES, MOST_TRIES = 4, 10
+"""Rounds of a measurement, and how many more it may take on a busy machine."""
 MARGIN = 0.95
 """Another way than dense is taken where it is predicted to need at most this share of dense's time."""
 
@@ -56,17 +58,21 @@ class Layer:
     weights: int
     inputs: int
     """Values of the input."""
+    tiled: float
+    """What Winograd's tiles of 4x4 outputs hold, over the outputs: more than 1 where a tile reaches over the edge."""
 
 
 def layer_of(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> Layer:
     """The layer with that weight on an input of that shape."""
-    inputs, pixels = shape.numel(), shape[0]
+    inputs, pixels, tiled = shape.numel(), shape[0], 1.0
     kernel = weight.shape[2] if weight.dim() == 4 else 0
     for size in shape[2:]:
-        pixels *= (size + 2 * padding - kernel) // stride + 1
+        out = (size + 2 * padding - kernel) // stride + 1
+        pixels *= out
+        tiled *= math.ceil(out / 4) * 4 / max(out, 1)
     kind = "linear" if not kernel else "1x1" if kernel == 1 else "3x3" if stride == 1 else "3x3 stride 2"
     width = math.sqrt(weight.shape[0] * weight.shape[1])
-    return Layer(kind, width, pixels * weight.numel(), weight.numel(), inputs)
+    return Layer(kind, width, pixels * weight.numel(), weight.numel(), inputs, tiled)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Costs:
         return hashlib.sha256(records.canonical(self.table)).hexdigest()[:12]
 
     def ms(self, layer: Layer, name: str, way: str, rate: float, *, packs: bool, planes: int = 1) -> float:
-        """The predicted time of one pass; `packs`: its weight is laid out anew in every call."""
+        """The predicted time of one pass; `packs`: the forward pass lays its weight out anew in every call."""
         rate = planes if way == "lookup" else rate
         widths = list(WIDTHS)
         place = min(max(layer.width, widths[0]), widths[-1])
@@ -104,8 +110,10 @@ class Costs:
         if not all(found):
             return math.inf
         a, b = ((1 - share) * found[0][k] + share * found[1][k] for k in (0, 1))
-        pack = self.table["pack"].get(way, 0.0) * layer.weights if packs and name != "weight_grad" else 0.0
-        return float(1e-6 * (self.table["call"][way] + pack + layer.macs * max(0.0, a + b * rate)))
+        packs = name == "input_grad" or (packs and name == "forward")
+        pack = self.table["pack"].get(way, 0.0) * layer.weights if packs else 0.0
+        macs = layer.macs * layer.tiled if way == "winograd" and name != "weight_grad" else layer.macs
+        return float(1e-6 * (self.table["call"][way] + pack + macs * max(0.0, a + b * rate)))
 
     def lists_ms(self, layer: Layer) -> float:
         """The predicted time of the scan for active lists."""
@@ -118,15 +126,36 @@ class Costs:
         return float(1e-6 * (call + each * layer.inputs))
 
 
+# Processor time does not count the pauses in which other programs run; Windows counts it in steps of 16 ms.
+_clock = time.perf_counter_ns if sys.platform == "win32" else time.thread_time_ns
+
+
 def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
-    """The least time of each run over a few rounds in which they take turns; the first round warms up."""
+    """The least time of each run over rounds in which they take turns; the first round warms up.
+
+    A run takes part until its least time has come twice: once may be luck, and on a busy machine a few tries may all be
+    disturbed.
+    """
     found: dict[Any, list[float]] = {key: [] for key in runs}
-    for _ in range(TRIES + 1):
+    for tries in range(MOST_TRIES + 1):
         for key, run in runs.items():
-            start = time.perf_counter_ns()
+            if tries > TRIES and _settled(found[key]):
+                continue
+            start = _clock()
             run()
-            found[key].append(time.perf_counter_ns() - start)
-    return {key: float(min(times[1:])) for key, times in found.items()}
+            if tries:
+                found[key].append(float(_clock() - start))
+    return {key: min(times) for key, times in found.items()}
+
+
+def _settled(times: list[float]) -> bool:
+    """Whether the least time has come twice, within 5 %.
+
+    >>> _settled([9.0, 5.0, 5.2]), _settled([9.0, 5.0, 6.0])
+    (True, False)
+    """
+    least, second = sorted(times)[:2]
+    return second <= 1.05 * least
 
 
 def _runs(x: Tensor, weight: Tensor, g: Tensor, stride: int, padding: int) -> dict[tuple[str, str], Callable[[], Any]]:
@@ -174,13 +203,13 @@ def measure() -> Costs:
     """Measure the table, in about a second."""
     tiny = _case("3x3", 16, 0.2, 1, 4)
     calls = _best_ns({way: run for (name, way), run in _runs(*tiny).items() if name == "forward"})
-    cells: Table = {
-        kind: {str(width): _cell(_best_at_rates(kind, width, *WIDTHS[width]), calls) for width in WIDTHS}
-        for kind in KINDS
-    }
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
     packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd", "lookup")})
     packed = {way: ns / weight.numel() for way, ns in packs.items()}
+    cells: Table = {
+        kind: {str(width): _cell(*_best_at_rates(kind, width, *WIDTHS[width]), calls, packed) for width in WIDTHS}
+        for kind in KINDS
+    }
     scans = _best_ns(
         {
             ("scan", "tiny"): lambda: active.scan(tiny[0]),
@@ -196,8 +225,8 @@ def measure() -> Costs:
     return Costs({"cells": cells, "call": calls, "pack": packed, **found})
 
 
-def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int, list[dict[tuple[str, str], float]]]:
-    """Multiply-adds of a measured layer, and at each rate the nanoseconds of every pass and way."""
+def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[Layer, list[dict[tuple[str, str], float]]]:
+    """A measured layer, and at each rate the nanoseconds of every pass and way."""
     found: list[dict[tuple[str, str], float]] = []
     for rate in RATES:
         case = _case(kind, channels, rate, batch, size)
@@ -208,17 +237,20 @@ def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[int
         else:
             runs = _runs(*case)
         found.append(_best_ns(runs))
-    return layer_of(case[0].shape, case[1], *case[3:]).macs, found
+    return layer_of(case[0].shape, case[1], *case[3:]), found
 
 
-def _cell(measured: tuple[int, list[dict[tuple[str, str], float]]], calls: dict[Any, float]) -> Table:
-    """By pass and way [a, b]: what a multiply-add costs beyond the call."""
-    macs, (low, high) = measured
+def _cell(
+    layer: Layer, found: list[dict[tuple[str, str], float]], calls: dict[Any, float], packs: dict[Any, float]
+) -> Table:
+    """By pass and way [a, b]: what a multiply-add costs beyond the call and the packing of the weight."""
+    low, high = found
     cell: Table = {name: {} for name in PASSES}
     for (name, way), ns in low.items():
         first, second = (1, 2) if way == "lookup" else RATES
         slope = max(0.0, high.get((name, way), ns) - ns) / (second - first)
-        cell[name][way] = [max(0.0, ns - calls[way] - slope * first) / macs, slope / macs]
+        once = calls[way] + (packs.get(way, 0.0) * layer.weights if name == "input_grad" else 0.0)
+        cell[name][way] = [max(0.0, ns - once - slope * first) / layer.macs, slope / layer.macs]
     return cell
 
 

@@ -13,7 +13,7 @@
 
 // Raised whenever a struct, a function's arguments or the order of the surrogates changes; native.py holds the same
 // number.
-constexpr int ABI_VERSION = 3;
+constexpr int ABI_VERSION = 4;
 #define SURROGATE_NAMES "rectangular triangular sigmoid arctan arctan-peak"
 
 struct Neuron {

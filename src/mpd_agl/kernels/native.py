@@ -19,7 +19,7 @@ from mpd_agl.core import Arctan, ArctanPeak, Rectangular, Sigmoid, Surrogate, Tr
 from mpd_agl.errors import InputError
 
 LEVELS = ("avx512", "avx2", "base")
-ABI_VERSION = 3
+ABI_VERSION = 4
 """As in native.h: raised whenever a struct, a function's arguments or the order of the surrogates changes."""
 SURROGATES: tuple[type[Surrogate], ...] = (Rectangular, Triangular, Sigmoid, Arctan, ArctanPeak)
 """The surrogates that C++ has, in its order."""

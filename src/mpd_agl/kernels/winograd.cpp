@@ -1,17 +1,12 @@
 // Dense 3x3 convolutions in Winograd's form, compiled once per SIMD level (LEVEL names it).
 //
-// A tile of 2x2 outputs reads 4x4 inputs. With d the input tile, g the kernel, y the outputs (all per channel):
-//     y = A^T [ (G g G^T) * (B^T d B) ] A,   summed over input channels inside the bracket: 16 small matrix products
-//     B^T d = (d0-d2, d1+d2, d2-d1, d1-d3)
-//     A^T m = (m0+m1+m2, m1-m2-m3)
-//     G g = (g0, (g0+g1+g2)/2, (g0-g1+g2)/2, g2)
-//
-// The input gradient is such a convolution, of gy with the kernel turned round. The weight gradient runs the same chain
-// backwards:
+// A tile of MxM outputs reads (M+2)x(M+2) inputs. With d the input tile, g the kernel, y the outputs (all per channel):
+//     y = A^T [ (G g G^T) * (B^T d B) ] A,   summed over input channels inside the bracket: (M+2)^2 matrix products
+// The matrices are in Form<M> below. The output and the input gradient take M = 4; the latter is such a convolution, of
+// gy with the kernel turned round. The weight gradient takes M = 2 and runs the same chain backwards:
 //     dg = G^T [ sum over tiles of (B^T d B) * (A gy A^T) ] G
 //
-// Only additions and halves besides the products: float32 errors stay near those of the direct sum. The order of
-// additions depends on the shape alone, not on threads.
+// The order of additions depends on the shape alone, not on threads.
 #include "winograd.h"
 
 #include <cstring>
@@ -20,29 +15,70 @@
 
 namespace {
 
-constexpr int64_t POINTS = 16;              // of a tile in Winograd's domain
 // Tiles whose sums are in registers at once, and input channels of a weight gradient: AVX-512 has 32 registers
 constexpr int64_t ROWS = LANES >= 16 ? 12 : 6, GRAD_ROWS = LANES >= 16 ? 8 : 4;
 constexpr int64_t PANEL = 2 * LANES;        // output channels likewise
 constexpr int64_t DEPTH = 256;              // input channels of a panel in L1
-constexpr int64_t BLOCK_BYTES = 192 << 10;  // of a block of tiles in Winograd's domain, in L2
+// of a block of tiles in Winograd's domain, in L2: processors with AVX-512 have at least 1 MB of it
+constexpr int64_t BLOCK_BYTES = (LANES >= 16 ? 512 : 192) << 10;
+constexpr int64_t LEAST_TILES = 48;  // of a block: so often is a weight read from L2 or L3 used
 constexpr int64_t CHUNKS = 16;  // partial sums of a weight gradient: a fixed number, for the same bits with any threads
 
-// floats from one point of a block to the next: a line more than it holds, or the 16 planes share few sets of the cache
+// B^T, A^T and G on one row or column of M + 2, M + 2 and 3 values
+template <int M> struct Form;
+
+// Points 0, 1, -1 and infinity: additions and halves only
+template <> struct Form<2> {
+    static inline void input(const vec *d, vec *m) {
+        m[0] = d[0] - d[2], m[1] = d[1] + d[2], m[2] = d[2] - d[1], m[3] = d[1] - d[3];
+    }
+};
+
+// Points 0, 3/4, -3/4, 3/2, -3/2 and infinity. With the usual 0, 1, -1, 2, -2 the float32 error is four times as large.
+template <> struct Form<4> {
+    static constexpr float P = 0.75f, Q = 1.5f, PP = P * P, QQ = Q * Q;
+    static inline void input(const vec *d, vec *m) {
+        const vec even_p = d[4] - QQ * d[2], odd_p = P * (d[3] - QQ * d[1]);
+        const vec even_q = d[4] - PP * d[2], odd_q = Q * (d[3] - PP * d[1]);
+        m[0] = PP * QQ * d[0] - (PP + QQ) * d[2] + d[4];
+        m[1] = even_p + odd_p, m[2] = even_p - odd_p;
+        m[3] = even_q + odd_q, m[4] = even_q - odd_q;
+        m[5] = PP * QQ * d[1] - (PP + QQ) * d[3] + d[5];
+    }
+    static inline void output(const vec *m, vec *y) {
+        const vec even_p = m[1] + m[2], odd_p = m[1] - m[2], even_q = m[3] + m[4], odd_q = m[3] - m[4];
+        y[0] = m[0] + even_p + even_q;
+        y[1] = P * odd_p + Q * odd_q;
+        y[2] = PP * even_p + QQ * even_q;
+        y[3] = P * PP * odd_p + Q * QQ * odd_q + m[5];
+    }
+    static inline void kernel(const vec *g, vec *h) {
+        constexpr float at_0 = 1 / (PP * QQ), at_p = 1 / (2 * PP * (PP - QQ)), at_q = 1 / (2 * QQ * (QQ - PP));
+        const vec even_p = at_p * (g[0] + PP * g[2]), odd_p = at_p * P * g[1];
+        const vec even_q = at_q * (g[0] + QQ * g[2]), odd_q = at_q * Q * g[1];
+        h[0] = at_0 * g[0];
+        h[1] = even_p + odd_p, h[2] = even_p - odd_p;
+        h[3] = even_q + odd_q, h[4] = even_q - odd_q;
+        h[5] = g[2];
+    }
+};
+
+// floats from one point of a block to the next: a line more than it holds, or the planes share few sets of the cache
 inline int64_t plane(int64_t tiles, int64_t C) { return tiles * C + 16; }
 
-// Tiles of an output [N][OH][OW], in order; of an input [N][H][W] with a border of `pad` zeros
-struct Tiles {
+// MxM tiles of an output [N][OH][OW], in order; of an input [N][H][W] with a border of `pad` zeros
+template <int M> struct Tiles {
     int64_t N, H, W, OH, OW, pad, down, across;
     Tiles(const Geometry *g)
-        : N(g->N), H(g->H), W(g->W), OH(g->OH), OW(g->OW), pad(g->pad), down(up(OH, 2)), across(up(OW, 2)) {}
+        : N(g->N), H(g->H), W(g->W), OH(g->OH), OW(g->OW), pad(g->pad), down(up(OH, M)), across(up(OW, M)) {}
     int64_t count() const { return N * down * across; }
 };
 
 // Neighbouring tiles of one row, from tile `first + at` of a block on
 struct Run {
     int64_t at, n, ty, tx, length;
-    Run(const Tiles &t, int64_t first, int64_t tiles, int64_t at)
+    template <int M>
+    Run(const Tiles<M> &t, int64_t first, int64_t tiles, int64_t at)
         : at(at),
           n((first + at) / (t.down * t.across)),
           ty((first + at) / t.across % t.down),
@@ -50,57 +86,57 @@ struct Run {
           length(least(t.across - tx, least(tiles, t.count() - first) - at)) {}
 };
 
-// B^T d B of each tile: out [POINTS][tiles][C]; `zeros` is a row of the input
-void transform_input(const Tiles &t, const float *x, int64_t first, int64_t tiles, int64_t C, const float *zeros,
+// B^T d B of each tile: out [point][tiles][C]; `zeros` is a row of the input
+template <int M>
+void transform_input(const Tiles<M> &t, const float *x, int64_t first, int64_t tiles, int64_t C, const float *zeros,
                      float *out) {
+    constexpr int S = M + 2;
     const int64_t stride = plane(tiles, C);
     int64_t at = 0;
     while (at < least(tiles, t.count() - first)) {
         const Run run(t, first, tiles, at);
-        const float *d[4];
-        for (int i = 0; i < 4; i++) {
-            const int64_t y = 2 * run.ty - t.pad + i;
+        const float *d[S];
+        for (int i = 0; i < S; i++) {
+            const int64_t y = M * run.ty - t.pad + i;
             d[i] = y >= 0 && y < t.H ? x + (run.n * t.H + y) * t.W * C : zeros;
         }
         for (int64_t c = 0; c < C; c += LANES) {
-            const auto column = [&](int64_t place, vec *m) {
-                if (place < 0 || place >= t.W) {
-                    m[0] = m[1] = m[2] = m[3] = vec{};
-                    return;
-                }
-                const int64_t from = place * C + c;
-                const vec d0 = load(d[0] + from), d1 = load(d[1] + from), d2 = load(d[2] + from),
-                          d3 = load(d[3] + from);
-                m[0] = d0 - d2, m[1] = d1 + d2, m[2] = d2 - d1, m[3] = d1 - d3;
+            vec m[S][S];  // the tile's columns
+            int64_t place = M * run.tx - t.pad;
+            const auto column = [&](vec *to) {
+                vec v[S];
+                const bool inside = place >= 0 && place < t.W;
+#pragma GCC unroll 6
+                for (int i = 0; i < S; i++) v[i] = inside ? load(d[i] + place * C + c) : vec{};
+                Form<M>::input(v, to);
+                place++;
             };
-            int64_t place = 2 * run.tx - t.pad;
-            vec m0[4], m1[4], m2[4], m3[4];
-            column(place, m0), column(place + 1, m1);
+            column(m[0]), column(m[1]);
             float *to = out + run.at * C + c;
-            // two columns of a tile are the last two of the tile before it
             for (int64_t k = 0; k < run.length; k++, to += C) {
-                place += 2;
-                column(place, m2), column(place + 1, m3);
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    float *row = to + 4 * i * stride;
-                    store(row, m0[i] - m2[i]);
-                    store(row + stride, m1[i] + m2[i]);
-                    store(row + 2 * stride, m2[i] - m1[i]);
-                    store(row + 3 * stride, m1[i] - m3[i]);
-                    m0[i] = m2[i], m1[i] = m3[i];
+                for (int j = 2; j < S; j++) column(m[j]);
+#pragma GCC unroll 6
+                for (int i = 0; i < S; i++) {
+                    vec v[S], w[S];
+#pragma GCC unroll 6
+                    for (int j = 0; j < S; j++) v[j] = m[j][i];
+                    Form<M>::input(v, w);
+#pragma GCC unroll 6
+                    for (int j = 0; j < S; j++) store(to + (S * i + j) * stride, w[j]);
+                    m[0][i] = v[M], m[1][i] = v[M + 1];  // the first two columns of the next tile
                 }
             }
         }
         at += run.length;
     }
     if (at < tiles)  // tiles past the last
-        for (int64_t point = 0; point < POINTS; point++)
+        for (int64_t point = 0; point < S * S; point++)
             std::memset(out + point * stride + at * C, 0, (tiles - at) * C * sizeof(float));
 }
 
-// A gy A^T of each tile: out [POINTS][tiles][C]; `zeros` is a row of the output
-void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t tiles, int64_t C, const float *zeros,
+// A gy A^T of each tile: out [point][tiles][C]; `zeros` is a row of the output
+void transform_gradient(const Tiles<2> &t, const float *gy, int64_t first, int64_t tiles, int64_t C, const float *zeros,
                         float *out) {
     const int64_t stride = plane(tiles, C);
     for (int64_t at = 0; at < tiles;) {
@@ -130,30 +166,38 @@ void transform_gradient(const Tiles &t, const float *gy, int64_t first, int64_t 
 }
 
 // A^T m A of each tile, and the bias, into the output; `nowhere` is a row of it
-void transform_output(const Tiles &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias,
+template <int M>
+void transform_output(const Tiles<M> &t, const float *m, int64_t first, int64_t tiles, int64_t C, const float *bias,
                       float *nowhere, float *y) {
+    constexpr int S = M + 2;
     const int64_t stride = plane(tiles, C);
     for (int64_t at = 0; at < least(tiles, t.count() - first);) {
         const Run run(t, first, tiles, at);
-        float *upper = y + (run.n * t.OH + 2 * run.ty) * t.OW * C,
-              *lower = 2 * run.ty + 1 < t.OH ? upper + t.OW * C : nowhere;
+        float *rows[M];
+        for (int i = 0; i < M; i++)
+            rows[i] = M * run.ty + i < t.OH ? y + (run.n * t.OH + M * run.ty + i) * t.OW * C : nowhere;
         for (int64_t c = 0; c < C; c += LANES) {
             const vec b = bias ? load(bias + c) : vec{};
             const float *from = m + run.at * C + c;
             for (int64_t k = 0; k < run.length; k++, from += C) {
-                vec r0[4], r1[4];
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) {
-                    const float *column = from + j * stride;
-                    const vec m1 = load(column + 4 * stride), m2 = load(column + 8 * stride);
-                    r0[j] = load(column) + m1 + m2, r1[j] = m1 - m2 - load(column + 12 * stride);
+                vec r[S][M];
+#pragma GCC unroll 6
+                for (int j = 0; j < S; j++) {
+                    vec v[S];
+#pragma GCC unroll 6
+                    for (int i = 0; i < S; i++) v[i] = load(from + (S * i + j) * stride);
+                    Form<M>::output(v, r[j]);
                 }
-                const int64_t to = 2 * (run.tx + k) * C + c;
-                store(upper + to, r0[0] + r0[1] + r0[2] + b);
-                store(lower + to, r1[0] + r1[1] + r1[2] + b);
-                if (2 * (run.tx + k) + 1 < t.OW) {
-                    store(upper + to + C, r0[1] - r0[2] - r0[3] + b);
-                    store(lower + to + C, r1[1] - r1[2] - r1[3] + b);
+                const int64_t place = M * (run.tx + k), there = least(M, t.OW - place);
+#pragma GCC unroll 4
+                for (int i = 0; i < M; i++) {
+                    vec v[S], w[M];
+#pragma GCC unroll 6
+                    for (int j = 0; j < S; j++) v[j] = r[j][i];
+                    Form<M>::output(v, w);
+#pragma GCC unroll 4
+                    for (int j = 0; j < M; j++)
+                        if (j < there) store(rows[i] + (place + j) * C + c, w[j] + b);
                 }
             }
         }
@@ -188,38 +232,48 @@ inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, c
         for (int j = 0; j < NV; j++) store(out + i * out_row + j * LANES, sum[i][j]);
 }
 
-int64_t packed_size(const Geometry *g) { return POINTS * up(g->C_out, PANEL) * g->C_in * PANEL; }
+constexpr int OUT = 4, POINTS = (OUT + 2) * (OUT + 2);  // of an output's tile
 
-// packed [POINTS][panel][C_in][PANEL of C_out]
+// floats from one point of a packed weight to the next, again a line more than it holds
+inline int64_t packed_plane(const Geometry *g) { return up(g->C_out, PANEL) * g->C_in * PANEL + 16; }
+int64_t packed_size(const Geometry *g) { return POINTS * packed_plane(g); }
+
+// packed [point][panel][C_in][PANEL of C_out]
 void pack(const Geometry *g, const float *weight, int turned, float *packed) {
-    const int64_t C = g->C_in, O = g->C_out, stride = up(O, PANEL) * C * PANEL;
+    constexpr int S = OUT + 2;
+    const int64_t C = g->C_in, O = g->C_out, stride = packed_plane(g);
 #pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < C; c++)
-        for (int64_t o = 0; o < O; o += LANES) {
-            vec h[4][3];
+    for (int64_t vector = 0; vector < up(O, LANES); vector++) {
+        const int64_t o = vector * LANES;
+        float *to = packed + o / PANEL * C * PANEL + o % PANEL;
+        for (int64_t c = 0; c < C; c++, to += PANEL) {
+            vec h[3][S];
 #pragma GCC unroll 3
             for (int j = 0; j < 3; j++) {
-                const float *w = weight + c * 9 * O + o;
-                const vec g0 = load(w + (turned ? 8 - j : j) * O), g1 = load(w + (turned ? 5 - j : 3 + j) * O),
-                          g2 = load(w + (turned ? 2 - j : 6 + j) * O);
-                h[0][j] = g0, h[1][j] = 0.5f * (g0 + g1 + g2), h[2][j] = 0.5f * (g0 - g1 + g2), h[3][j] = g2;
+                vec taps[3];
+#pragma GCC unroll 3
+                for (int i = 0; i < 3; i++) {
+                    const int tap = 3 * i + j;
+                    taps[i] = load(weight + (c * 9 + (turned ? 8 - tap : tap)) * O + o);
+                }
+                Form<OUT>::kernel(taps, h[j]);
             }
-            float *to = packed + (o / PANEL * C + c) * PANEL + o % PANEL;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                store(to + 4 * i * stride, h[i][0]);
-                store(to + (4 * i + 1) * stride, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
-                store(to + (4 * i + 2) * stride, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
-                store(to + (4 * i + 3) * stride, h[i][2]);
+#pragma GCC unroll 6
+            for (int i = 0; i < S; i++) {
+                const vec row[3] = {h[0][i], h[1][i], h[2][i]};
+                vec points[S];
+                Form<OUT>::kernel(row, points);
+#pragma GCC unroll 6
+                for (int j = 0; j < S; j++) store(to + (S * i + j) * stride, points[j]);
             }
         }
+    }
 }
 
 int convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {
     const int64_t C = g->C_in, O = g->C_out, panels = up(O, PANEL);
-    const Tiles t(g);
-    const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS,
-                  block = most(24, least(fit, 120));
+    const Tiles<OUT> t(g);
+    const int64_t fit = BLOCK_BYTES / (POINTS * 4 * (C + O)) / ROWS * ROWS, block = most(LEAST_TILES, least(fit, 120));
     const int64_t blocks = up(t.count(), block);
     Team team;
     Memory memory;
@@ -240,7 +294,7 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
             for (int64_t point = 0; point < POINTS; point++)
                 for (int64_t panel = 0; panel < panels; panel++)
                     for (int64_t c0 = 0; c0 < C; c0 += DEPTH) {
-                        const float *u = packed + ((point * panels + panel) * C + c0) * PANEL;
+                        const float *u = packed + point * packed_plane(g) + (panel * C + c0) * PANEL;
                         const bool full = O - panel * PANEL >= PANEL;
                         for (int64_t tile = 0; tile < tiles; tile += ROWS) {
                             const float *v = V + point * plane(tiles, C) + tile * C + c0;
@@ -256,15 +310,17 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
     return DONE;
 }
 
+constexpr int64_t GRAD_POINTS = 16;  // of a tile of a weight gradient
+
 int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
-    const int64_t C = g->C_in, O = g->C_out, size = POINTS * C * O;
-    const Tiles t(g);
-    const int64_t block = most(16, least(BLOCK_BYTES / (POINTS * 4 * (C + O)), 128)), blocks = up(t.count(), block);
+    const int64_t C = g->C_in, O = g->C_out, size = GRAD_POINTS * C * O;
+    const Tiles<2> t(g);
+    const int64_t block = most(16, least(BLOCK_BYTES / (GRAD_POINTS * 4 * (C + O)), 128)), blocks = up(t.count(), block);
     const int64_t chunks = most(1, least(CHUNKS, blocks)), per_chunk = up(blocks, chunks);
     Team team;
     Memory memory;
-    const auto all_X = memory.each<float>(team, POINTS * plane(block, C)),
-               all_Y = memory.each<float>(team, POINTS * plane(block, O));
+    const auto all_X = memory.each<float>(team, GRAD_POINTS * plane(block, C)),
+               all_Y = memory.each<float>(team, GRAD_POINTS * plane(block, O));
     float *zeros = memory.take<float>(g->W * C + g->OW * O), *sums = memory.take<float>(chunks * size);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, (g->W * C + g->OW * O) * sizeof(float));
@@ -280,7 +336,7 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                 const int64_t first = b * block, tiles = least(block, t.count() - first);
                 transform_input(t, x, first, tiles, C, zeros, X);
                 transform_gradient(t, gy, first, tiles, O, zeros, Y);
-                for (int64_t point = 0; point < POINTS; point++)
+                for (int64_t point = 0; point < GRAD_POINTS; point++)
                     for (int64_t c = 0; c < C; c += GRAD_ROWS) {
                         const float *a = X + point * plane(tiles, C) + c, *from = Y + point * plane(tiles, O);
                         float *to = sum + (point * C + c) * O;
@@ -294,7 +350,7 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
         for (int64_t c = 0; c < C; c++)
             for (int64_t o = 0; o < O; o++) {
                 float m[4][4], h[3][4];
-                for (int64_t point = 0; point < POINTS; point++) {
+                for (int64_t point = 0; point < GRAD_POINTS; point++) {
                     float total = 0;
                     for (int64_t chunk = 0; chunk < chunks; chunk++)
                         total += sums[chunk * size + (point * C + c) * O + o];

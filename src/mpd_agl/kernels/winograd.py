@@ -1,10 +1,11 @@
-"""3x3 convolutions of stride 1 in Winograd's form F(2x2, 3x3): 16 multiplications where the direct sum has 36
+"""3x3 convolutions of stride 1 in Winograd's form F(4x4, 3x3): 36 multiplications where the direct sum has 144
 (winograd.cpp).
 
-With d a tile of 4x4 inputs, g the kernel and y the tile's 2x2 outputs, y = A^T [(G g G^T) * (B^T d B)] A. The matrices
-hold 0, 1 and 1/2 only, so float32 errors stay near those of the direct sum. The input gradient is the same function of
-the kernel turned round, the weight gradient its transpose. float32 in channels_last memory on a CPU, channels in
-multiples of 16; `why_not` says what is in the way elsewhere.
+With d a tile of 6x6 inputs, g the kernel and y the tile's 4x4 outputs, y = A^T [(G g G^T) * (B^T d B)] A. Its points
+are 0, 3/4, -3/4, 3/2, -3/2 and infinity: float32 errors stay near those of torch's convolution. The input gradient is
+the same function of the kernel turned round. The weight gradient is the transpose of F(2x2, 3x3), whose matrices hold
+0, 1 and 1/2 only. float32 in channels_last memory on a CPU, channels in multiples of 16; `why_not` says what is in the
+way elsewhere.
 """
 
 import ctypes
