@@ -40,14 +40,18 @@ def test_a_prediction_by_hand():
     assert made.ms(layer, "forward", "event", 0.3, packs=False) == pytest.approx(event - 1e-6 * 30)
     assert made.lists_ms(layer) == pytest.approx(1e-6 * (50 + 200))
     assert made.bits_ms(layer) == pytest.approx(1e-6 * (20 + 100))
-    between = Layer("3x3", 32.0, macs=1000, weights=10, inputs=400, tiled=1.0)  # half way from 16 to 64, on a logarithmic scale
+    between = Layer(
+        "3x3", 32.0, macs=1000, weights=10, inputs=400, tiled=1.0
+    )  # half way from 16 to 64, on a logarithmic scale
     assert made.ms(between, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * 1.5 * 4))
     for width, place in ((2.0, 1), (4000.0, 3)):
         outside = Layer("linear", width, macs=1000, weights=10, inputs=400, tiled=1.0)
         assert made.ms(outside, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * place * 4))
     for name, way, what in (("forward", "winograd", 2.0), ("weight_grad", "winograd", 1.0), ("forward", "dense", 1.0)):
         cells = made.table["cells"]["3x3"]
-        over = Costs(made.table | {"cells": made.table["cells"] | {"3x3": {w: {name: {way: [5.0, 0.0]}} for w in cells}}})
+        over = Costs(
+            made.table | {"cells": made.table["cells"] | {"3x3": {w: {name: {way: [5.0, 0.0]}} for w in cells}}}
+        )
         edge = Layer("3x3", 64.0, macs=1000, weights=10, inputs=400, tiled=2.0)
         assert over.ms(edge, name, way, 0.3, packs=False) == pytest.approx(
             1e-6 * (made.table["call"][way] + 1000 * what * 5)
@@ -59,7 +63,9 @@ def test_a_prediction_by_hand():
 
 def test_a_layer_by_hand():
     conv = costs.layer_of(torch.Size((2, 8, 9, 9)), torch.zeros(32, 8, 3, 3), 2, 1)
-    assert conv == Layer("3x3 stride 2", 16.0, macs=2 * 25 * 32 * 8 * 9, weights=32 * 8 * 9, inputs=2 * 8 * 81, tiled=(8 / 5) ** 2)
+    assert conv == Layer(
+        "3x3 stride 2", 16.0, macs=2 * 25 * 32 * 8 * 9, weights=32 * 8 * 9, inputs=2 * 8 * 81, tiled=(8 / 5) ** 2
+    )
     linear = costs.layer_of(torch.Size((5, 8)), torch.zeros(2, 8), 1, 0)
     assert linear == Layer("linear", 4.0, macs=5 * 16, weights=16, inputs=40, tiled=1.0)
 

@@ -13,8 +13,7 @@ from tests.kernels.cases import difference
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
 TOLERANCE = 5e-6
-"""Of the largest value. torch's own float32 convolution comes to 2.4e-6 in such a layer, the tiles of 2x2 to 1e-6."""
-GRAD_TOLERANCE = 1e-6
+"""Of the largest value. torch's own float32 convolution comes to 1e-6 to 3e-6."""
 WINOGRAD = Ways("winograd", "winograd", "winograd")
 SHAPES = [  # N, C_in, C_out, H, W
     (3, 16, 32, 7, 9),
@@ -47,12 +46,12 @@ def test_output_and_every_gradient(level, layout):
         assert y.is_contiguous(memory_format=torch.channels_last)
         assert difference(y, want) < TOLERANCE
         found, wanted = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
-        for a, b, most in zip(found, wanted, (TOLERANCE, GRAD_TOLERANCE, GRAD_TOLERANCE), strict=True):
+        for a, b in zip(found, wanted, strict=True):
             assert a.shape == b.shape
-            assert difference(a, b) < most
+            assert difference(a, b) < TOLERANCE
 
 
-def test_a_layer_of_resnet19_is_as_exact_as_the_direct_sum():
+def test_a_layer_of_resnet19():
     x, weight, _, grad = tensors(40, 32, 32, 16, 16, 1)
     x = (x > 1).float()
     exact = [a.double().requires_grad_() for a in (x, weight)]
@@ -60,7 +59,7 @@ def test_a_layer_of_resnet19_is_as_exact_as_the_direct_sum():
     want_dx, want_dw = torch.autograd.grad(want, exact, grad.double())
     assert difference(winograd.forward(x, weight, None, 1), want) < TOLERANCE
     assert difference(winograd.input_grad(weight, grad, 1), want_dx) < TOLERANCE
-    assert difference(winograd.weight_grad(x, weight, grad, 1), want_dw) < GRAD_TOLERANCE
+    assert difference(winograd.weight_grad(x, weight, grad, 1), want_dw) < TOLERANCE
 
 
 def test_every_mixture_of_ways_is_the_same_function():
@@ -112,7 +111,7 @@ def test_what_it_does_not_take():
     assert winograd.why_not(torch.zeros(16, 16, 3, 3), 2, 1).startswith("it takes 3x3 kernels of stride 1")
     assert winograd.why_not(torch.zeros(16, 24, 3, 3), 1, 1).startswith("it takes channels in multiples of 16")
     assert convolution.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
-    assert convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"] == ("dense", "event", "lookup")
+    assert convolution.ways_of(torch.zeros(512, 512, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
     with pytest.raises(InputError, match="multiples of 16"):
         convolution.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
     with pytest.raises(InputError, match="only the dense layer takes this input: it computes in float32"):

@@ -6,7 +6,7 @@ A layer's time in one pass and one way is predicted as
 
 with `rate` the share of active inputs (b is 0 but for the event-driven way); where sums are looked up, the number of
 bits of the largest input stands in its place. `a` and `b` are measured for a few kinds
-of layers at three widths; between widths they are interpolated. The table is measured in about a second, the first time
+of layers at three widths; between widths they are interpolated. The table is measured in about two seconds, the first time
 that a layer has to choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
 a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
 also on a busy machine. Where the table cannot be kept, every layer is dense, and a warning says so.
@@ -35,10 +35,10 @@ log = logging.getLogger("mpd_agl")
 FORMAT = 3
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
-WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 8)}
+WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 16)}
 """Channels, and the images and their size that are measured at this width."""
 RATES = (0.05, 0.35)
-TRIES, MOST_TRIES = 4, 10
+TRIES, MOST_TRIES = 3, 10
 """Rounds of a measurement, and how many more it may take on a busy machine."""
 MARGIN = 0.95
 """Another way than dense is taken where it is predicted to need at most this share of dense's time."""
@@ -200,7 +200,7 @@ def _case(kind: str, channels: int, rate: float, batch: int, size: int) -> tuple
 
 @torch.no_grad()
 def measure() -> Costs:
-    """Measure the table, in about a second."""
+    """Measure the table, in about two seconds."""
     tiny = _case("3x3", 16, 0.2, 1, 4)
     calls = _best_ns({way: run for (name, way), run in _runs(*tiny).items() if name == "forward"})
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
@@ -286,7 +286,7 @@ def _of_key(text: str) -> Costs | None:
                         return Costs(kept["table"])
                 except (ValueError, KeyError, TypeError, AttributeError):
                     log.warning("%s is damaged and is measured again.", path)
-            log.info("measuring what each way to convolve costs here; about a second, once")
+            log.info("measuring what each way to convolve costs here; about two seconds, once")
             costs = measure()
             records.write_atomic(path, records.canonical({"key": wanted, "table": costs.table}))
             return costs

@@ -1,7 +1,6 @@
-// A dense 3x3 convolution of stride 1 in Winograd's form: F(4x4, 3x3), 36 multiplications for 16 outputs instead of
-// 144, and F(2x2, 3x3), 16 for four instead of 36, in the weight gradient. One table of functions per SIMD level;
-// pointers and sizes only. Channel counts are multiples of 16. Functions that allocate return DONE or NO_MEMORY
-// (codes.h).
+// A dense 3x3 convolution of stride 1 in Winograd's form F(4x4, 3x3): 36 multiplications for 16 outputs instead of 144.
+// One table of functions per SIMD level; pointers and sizes only. Channel counts are multiples of 16. Functions that
+// allocate return DONE or NO_MEMORY (codes.h).
 #pragma once
 #include "active.h"
 
