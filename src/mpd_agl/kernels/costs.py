@@ -5,9 +5,9 @@ A layer's time in one pass and one way is predicted as
     call + pack * weights + multiply-adds * (a + b * rate)
 
 with `rate` the share of active inputs (b is 0 but for the event-driven way); where sums are looked up, the number of
-bits of the largest input stands in its place. `a` and `b` are measured for a few kinds
-of layers at three widths; between widths they are interpolated. The table is measured in about two seconds, the first time
-that a layer has to choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
+bits of the largest input stands in its place. `a` and `b` are measured for a few kinds of layers at three widths;
+between widths they are interpolated. The table is measured in about two seconds, the first time that a layer has to
+choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
 a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
 also on a busy machine. Where the table cannot be kept, every layer is dense, and a warning says so.
 """
