@@ -111,7 +111,7 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):
 
 def test_a_disturbed_measurement_goes_on_until_its_least_time_comes_twice(monkeypatch):
     now, took = [0], {"calm": [9] + [10] * 20, "disturbed": [9, 90, 80, 70, 60, 10, 40, 10, 10, 10, 10]}
-    calls = {name: 0 for name in took}
+    calls = dict.fromkeys(took, 0)
 
     def run(name):
         now[0] += took[name][calls[name]]
