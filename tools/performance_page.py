@@ -191,11 +191,28 @@ def goal_table(records: dict[str, dict[str, Any]]) -> list[str]:
         what = "training, " + WORKS[goal.record] if goal.record in WORKS else goal.record
         lines.append(f"| {what} | {name} | {words[goal.quantity].format(goal.asked)} | {text} |")
     for name, low, high, longer, larger in growth.ends(records.get("growth-train", {"points": []})):
-        text = f"{longer:.2f}x time, {larger:.2f}x memory"
-        shown = text if longer <= 7 and larger <= 7 else f"**{text}**"
+        fits = longer <= 7, larger <= 7
+        texts = f"{longer:.2f}x time", f"{larger:.2f}x memory of the step"
+        shown = ", ".join(text if fit else f"**{text}**" for text, fit in zip(texts, fits, strict=True))
         if name == "ours":
             lines.append(f"| T={high} over T={low}, training, 1/8 width | itself | at most 7x of both | {shown} |")
+    if found_first := records.get("first-step"):
+        ours, dense = (found_first["median"][name] for name in ("auto", "dense"))
+        text = f"{ours:.2f} s, dense {dense:.2f} s"
+        shown = text if ours - dense <= 2 else f"**{text}**"
+        lines.append(f"| first step, full width, no costs known yet | dense | at most 2 s more | {shown} |")
     return lines
+
+
+def peak_growth(records: dict[str, dict[str, Any]]) -> float:
+    """How much the process's peak memory grows from the fewest compared timesteps to the most."""
+    ends = next(rest for name, *rest in growth.ends(records["growth-train"]) if name == "ours")
+    peaks = {
+        p["value"]: p["contenders"]["ours"]["peak_bytes"]
+        for p in records["growth-train"]["points"]
+        if p["axis"] == "num_steps"
+    }
+    return float(peaks[ends[1]] / peaks[ends[0]])
 
 
 def defaults(folder: Path, out: Path) -> list[str]:
@@ -204,7 +221,7 @@ def defaults(folder: Path, out: Path) -> list[str]:
     lines = ["## What you get by default", "", "Measured on a machine with AVX-512 and VNNI:", ""]
     lines += [*machines({**records, **records.get("overview", {}).get("works", {})}), ""]
     lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", *beside(folder)]
-    lines += [NOW_MISSES, ""]
+    lines += [*textwrap.wrap(NOW_MISSES.format(peak=peak_growth(records)), 120), ""]
     if "overview" in records:
         lines += ["`mpd-agl bench` prints:", "", "```", overview.text(records["overview"]), "```", ""]
     for name, record in records.items():
@@ -381,18 +398,16 @@ WORKS = {
 }
 DEFAULTS_TEXT = """`ours` is what a user gets without a flag: `conv_impl="auto"` in training, a plan in inference
 ([active.md](active.md)). Ratios are medians over rounds with their range; bold ones miss their goal. The bare
-convolutions are torch's dense ones, without norms, neurons, loss or optimizer. The machine was busy, and the records
-say how much: nothing of ours ran beside `overview` and `train-narrow`, other work ran on its second core beside the
-others. Ratios come from rounds that alternate, so they suffer less than the times. Growth over T and the records named
-`1thread` had a core of their own and shared its memory."""
-NOW_MISSES = """What is missed, and what we know of it. Looking sums up makes single narrow layers quicker (a forward
-pass about twice, a weight gradient up to one and a half times, one core), but little of that reaches the step: there
-`ours` is 1.09x as fast as our own dense network (`native`) with two threads and 1.06x (0.98 to 1.22) with one. Against
-the version before it, two pairs of runs on a shared core did not decide: 635 and 567 ms of processor time before, 559
-and 559 ms after. A profile of one thread on the busy machine puts about a quarter of the step into tdBN and neurons, a
-sixth into the 16-channel layers' gradients and a tenth into stride-2 layers and the sums of gradients of a block's two
-users. We think that tdBN and neurons wait for memory; that was not tested. Inference at full width has not changed
-since it was last measured."""
+convolutions are torch's dense ones, without norms, neurons, loss or optimizer. Nothing of ours ran beside; the records
+say how far the machine itself slowed a fixed loop down between rounds."""
+NOW_MISSES = """What is missed, and what we know of it. In training at 1/8 width our convolutions take less time than
+dense ones, and what no way of convolution touches is the larger share: a profile puts about a fifth of the step's
+processor time into tdBN and neurons, and the framework's time per layer comes on top. We think that tdBN, neurons, the
+scans for active inputs and the sums of gradients wait for memory; that was not tested. At full width a third of
+the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none. Winograd's form
+computes those of stride 1 in about half of dense's time, and those of stride 2 remain dense. Memory over T: a step keeps its spikes and
+potentials for every timestep, so its own memory cannot grow by less than T does; the process's peak grows by
+{peak:.1f}x. Inference at full width is bound by event-driven sums, which have not changed."""
 
 
 def write(folder: Path, out: Path, now: Path | None = None) -> None:
