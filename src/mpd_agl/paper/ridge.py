@@ -116,14 +116,16 @@ def _map(figure: Figure, axes: Axes, groups: Sequence[Group], rules: Sequence[st
         low, high = mesh.get_clim()
         for (v, k), value in fixed.items():
             ink = "white" if value > low + 0.55 * (high - low) else draw.INK
-            axes.text(v, k, f"{100 * value:.0f}", ha="center", va="center", fontsize=6.5, color=ink, alpha=0.85)
+            # in the lower right corner: the rules walk from the lower left to the upper right
+            look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 6.5, "color": ink, "alpha": 0.85}
+            axes.text(1.36 * v, k / 1.3, f"{100 * value:.0f}", **look)
         for v in thresholds:
             mine = {k: a for (at, k), a in fixed.items() if at == v}
             if mine:
                 best = max(mine, key=lambda k: mine[k])
                 ring: dict[str, Any] = {
                     "marker": "o",
-                    "markersize": 15,
+                    "markersize": 13,
                     "markerfacecolor": "none",
                     "markeredgewidth": 1.2,
                 }
