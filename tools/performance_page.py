@@ -403,11 +403,11 @@ say how far the machine itself slowed a fixed loop down between rounds."""
 NOW_MISSES = """What is missed, and what we know of it. In training at 1/8 width our convolutions take less time than
 dense ones, and what no way of convolution touches is the larger share: a profile puts about a fifth of the step's
 processor time into tdBN and neurons, and the framework's time per layer comes on top. We think that tdBN, neurons, the
-scans for active inputs and the sums of gradients wait for memory; that was not tested. At full width a third of
-the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none. Winograd's form
-computes those of stride 1 in about half of dense's time, and those of stride 2 remain dense. Memory over T: a step keeps its spikes and
-potentials for every timestep, so its own memory cannot grow by less than T does; the process's peak grows by
-{peak:.1f}x. Inference at full width is bound by event-driven sums, which have not changed."""
+scans for active inputs and the sums of gradients wait for memory; that was not tested. At full width a third of the
+multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none. Winograd's form computes
+those of stride 1 in about half of dense's time, and those of stride 2 remain dense. Memory over T: a step keeps its
+spikes and potentials for every timestep, so its own memory cannot grow by less than T does; the process's peak grows
+by {peak:.1f}x. Inference at full width is bound by event-driven sums, which have not changed."""
 
 
 def write(folder: Path, out: Path, now: Path | None = None) -> None:
