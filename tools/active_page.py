@@ -2,7 +2,8 @@
 
     python tools/active_page.py docs/results/active-table.json [-o docs/active.md]
 
-The tables stand between marks (HTML comments) in the page. A record replaces those of the parts that it has.
+The tables stand between marks (HTML comments) in the page. A record replaces those of the parts that it has, at its
+SIMD level: AVX2 has the marks without a name, another level its own (`table-avx512`).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 from mpd_agl.report import draw
 
-PAGE, PLOT = Path("docs/active.md"), "active-speedup.svg"
+PAGE = Path("docs/active.md")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -43,9 +44,10 @@ def write(source: Path, page: Path) -> None:
     with reading(source):
         made, figure = {}, b""
         if "table" in record:
-            made["table"], figure = table_lines(record), draw.svg_file(plot.speed_ups(record["table"]["cells"]))
+            figure = draw.svg_file(plot.speed_ups(record["table"]["cells"]))
+            made[f"table{level_of(record)}"] = table_lines(record)
         if "inference" in record or "training" in record:
-            made["network"] = network_lines(record)
+            made[f"network{level_of(record)}"] = network_lines(record)
     link = os.path.relpath(source, page.parent)
     try:
         text = page.read_text(encoding="utf-8")
@@ -55,8 +57,19 @@ def write(source: Path, page: Path) -> None:
         head = textwrap.wrap(f"{measured_on(record)} [Record]({link}).", 120, break_on_hyphens=False)
         text = between(text, name, [*head, "", *lines], page)
     if figure:
-        write_atomic(page.with_name(PLOT), figure)
+        write_atomic(page.with_name(plot_of(record)), figure)
     write_atomic(page, text.encode())
+
+
+def level_of(record: dict[str, Any]) -> str:
+    """What a record's marks and plot are called besides: nothing for AVX2, `-avx512` for that level."""
+    simd = record["setting"]["simd"]
+    return "" if simd == "avx2" else f"-{simd}"
+
+
+def plot_of(record: dict[str, Any]) -> str:
+    """The plot's file, beside the page."""
+    return f"active-speedup{level_of(record)}.svg"
 
 
 def between(text: str, name: str, lines: list[str], page: Path) -> str:
@@ -93,7 +106,7 @@ def table_lines(record: dict[str, Any]) -> list[str]:
         lines += ["|---" * (len(at) + 1) + "|"]
         lines += [f"| {name} | " + " | ".join(shown) + " |" for name, shown in rows]
         lines.append("")
-    return [*lines, f"![dense time over event-driven time, by the share of active inputs]({PLOT})"]
+    return [*lines, f"![dense time over event-driven time, by the share of active inputs]({plot_of(record)})"]
 
 
 def network_lines(record: dict[str, Any]) -> list[str]:

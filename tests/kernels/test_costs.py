@@ -28,11 +28,11 @@ def table(dense=4.0, event=(1.0, 10.0)):
     }
     calls = {"dense": 100.0, "event": 200.0, "winograd": 1.0}
     scans = {"scan": [50.0, 0.5], "bits": [20.0, 0.25]}
-    return Costs({"cells": cells, "call": calls, "pack": {"event": 3.0}, **scans})
+    return Costs({"cells": cells, "call": calls, "pack": {"event": 3.0}, "weight": {}, **scans})
 
 
 def test_a_prediction_by_hand():
-    made, layer = table(), Layer("3x3", 64.0, macs=1000, weights=10, inputs=400, tiled=1.0)
+    made, layer = table(), Layer("3x3", 64.0, macs=1000, weights=10, inputs=400)
     assert made.ms(layer, "forward", "dense", 0.3, packs=True) == pytest.approx(1e-6 * (100 + 1000 * 2 * 4))
     event = made.ms(layer, "forward", "event", 0.3, packs=True)
     assert event == pytest.approx(1e-6 * (200 + 3 * 10 + 1000 * 2 * (1 + 10 * 0.3)))
@@ -40,34 +40,61 @@ def test_a_prediction_by_hand():
     assert made.ms(layer, "forward", "event", 0.3, packs=False) == pytest.approx(event - 1e-6 * 30)
     assert made.lists_ms(layer) == pytest.approx(1e-6 * (50 + 200))
     assert made.bits_ms(layer) == pytest.approx(1e-6 * (20 + 100))
-    between = Layer(
-        "3x3", 32.0, macs=1000, weights=10, inputs=400, tiled=1.0
-    )  # half way from 16 to 64, on a logarithmic scale
+    # half way from 16 to 64, on a logarithmic scale
+    between = Layer("3x3", 32.0, macs=1000, weights=10, inputs=400)
     assert made.ms(between, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * 1.5 * 4))
     for width, place in ((2.0, 1), (4000.0, 3)):
-        outside = Layer("linear", width, macs=1000, weights=10, inputs=400, tiled=1.0)
+        outside = Layer("linear", width, macs=1000, weights=10, inputs=400)
         assert made.ms(outside, "forward", "dense", 0.3, packs=False) == pytest.approx(1e-6 * (100 + 1000 * place * 4))
-    for name, way, what in (("forward", "winograd", 2.0), ("weight_grad", "winograd", 1.0), ("forward", "dense", 1.0)):
-        cells = made.table["cells"]["3x3"]
-        over = Costs(
-            made.table | {"cells": made.table["cells"] | {"3x3": {w: {name: {way: [5.0, 0.0]}} for w in cells}}}
-        )
-        edge = Layer("3x3", 64.0, macs=1000, weights=10, inputs=400, tiled=2.0)
-        assert over.ms(edge, name, way, 0.3, packs=False) == pytest.approx(
-            1e-6 * (made.table["call"][way] + 1000 * what * 5)
-        )
     with costs.using(made):
         found = costs.predict(layer, 0.3, {"forward": ("dense", "event", "winograd")}, packs=False)
     assert set(found["forward"]) == {"dense", "event"}  # nothing is known of Winograd's form here
 
 
+def test_winograds_form_counts_whole_tiles_and_every_gradient_its_weights():
+    passes = {"forward": 1, "weight_grad": 2, "input_grad": 3}
+    cells = {str(width): {name: {"winograd": [5.0, 0.0]} for name in passes} for width in costs.WIDTHS}
+    base = table().table
+    weight = {"3x3": {name: {"winograd": float(each)} for name, each in passes.items() if name != "forward"}}
+    made = Costs(base | {"cells": base["cells"] | {"3x3": cells}, "pack": {"winograd": 7.0}, "weight": weight})
+    edge = Layer("3x3", 64.0, macs=1000, weights=10, inputs=400, tile_ratio=2.0, input_tile_ratio=3.0)
+    for name, packs, want in (
+        ("forward", True, 1 + 7 * 10 + 1000 * 2 * 5),
+        ("forward", False, 1 + 1000 * 2 * 5),
+        ("weight_grad", True, 1 + 2 * 10 + 1000 * 2 * 5),
+        ("input_grad", False, 1 + 3 * 10 + 1000 * 3 * 5),
+    ):
+        assert made.ms(edge, name, "winograd", 0.3, packs=packs) == pytest.approx(1e-6 * want), name
+
+
+def test_a_cell_gives_back_what_was_measured():
+    layer = Layer("3x3", 64.0, macs=1000, weights=10, inputs=400, tile_ratio=1.5, input_tile_ratio=2.0)
+    low = {("weight_grad", "winograd"): 9000.0, ("input_grad", "winograd"): 7000.0, ("weight_grad", "event"): 5000.0}
+    calls, weight = {"winograd": 100.0, "event": 200.0}, {"weight_grad": {"winograd": 30.0, "event": 20.0}}
+    cell = costs._cell(layer, [low, {("weight_grad", "event"): 8000.0}], calls, weight)
+    base = table().table
+    made = Costs(base | {"cells": base["cells"] | {"3x3": dict.fromkeys(map(str, costs.WIDTHS), cell)}, "call": calls})
+    made = Costs(made.table | {"weight": {"3x3": weight}})
+    for (name, way), ns in low.items():
+        assert made.ms(layer, name, way, costs.RATES[0], packs=True) == pytest.approx(1e-6 * ns)
+    assert made.ms(layer, "weight_grad", "event", costs.RATES[1], packs=True) == pytest.approx(1e-6 * 8000)
+
+
+def test_several_threads_are_timed_by_the_wall_clock(monkeypatch):
+    monkeypatch.setattr(costs.time, "thread_time_ns", lambda: 1)
+    monkeypatch.setattr(costs.time, "perf_counter_ns", lambda: 2)
+    monkeypatch.setattr(costs.sys, "platform", "linux")
+    for threads, want in ((1, 1), (2, 2)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert costs._clock() == want
+
+
 def test_a_layer_by_hand():
     conv = costs.layer_of(torch.Size((2, 8, 9, 9)), torch.zeros(32, 8, 3, 3), 2, 1)
-    assert conv == Layer(
-        "3x3 stride 2", 16.0, macs=2 * 25 * 32 * 8 * 9, weights=32 * 8 * 9, inputs=2 * 8 * 81, tiled=(8 / 5) ** 2
-    )
+    made = {"macs": 2 * 25 * 32 * 8 * 9, "weights": 32 * 8 * 9, "inputs": 2 * 8 * 81}
+    assert conv == Layer("3x3 stride 2", 16.0, **made, tile_ratio=(8 / 5) ** 2, input_tile_ratio=(12 / 5) ** 2)
     linear = costs.layer_of(torch.Size((5, 8)), torch.zeros(2, 8), 1, 0)
-    assert linear == Layer("linear", 4.0, macs=5 * 16, weights=16, inputs=40, tiled=1.0)
+    assert linear == Layer("linear", 4.0, macs=5 * 16, weights=16, inputs=40)
 
 
 def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):

@@ -13,7 +13,7 @@ from tests.kernels.cases import difference
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
 TOLERANCE = 5e-6
-"""Of the largest value. torch's own float32 convolution comes to 1e-6 to 3e-6."""
+"""Of the largest value. torch's own float32 convolution comes to 0.6e-6 to 3e-6."""
 WINOGRAD = Ways("winograd", "winograd", "winograd")
 SHAPES = [  # N, C_in, C_out, H, W
     (3, 16, 32, 7, 9),
@@ -62,6 +62,13 @@ def test_a_layer_of_resnet19():
     assert difference(winograd.weight_grad(x, weight, grad, 1), want_dw) < TOLERANCE
 
 
+def test_a_weight_gradient_over_many_images_adds_sums_and_not_single_products():
+    x, weight, _, grad = tensors(200, 16, 16, 32, 32, 1)
+    x = (x > 1).float()
+    want = torch.nn.grad.conv2d_weight(x.double(), weight.shape, grad.double(), padding=1)
+    assert difference(winograd.weight_grad(x, weight, grad, 1), want) < 3e-6  # torch's own: 3e-6
+
+
 def test_every_mixture_of_ways_is_the_same_function():
     x, weight, bias, grad = tensors(4, 16, 32, 6, 6, 1)
     x = (x > 0.8).float()
@@ -78,17 +85,19 @@ def test_every_mixture_of_ways_is_the_same_function():
             assert difference(a, b) < 1e-5, ways  # torch's own are less exact than 1e-6
 
 
-def test_the_same_bits_for_any_number_of_threads():
-    x, weight, bias, grad = tensors(9, 16, 48, 11, 10, 1)
+@pytest.mark.parametrize("images", [9, 60])  # of one block of tiles in the weight gradient, and of five
+def test_the_same_bits_for_any_number_of_threads(level, images):
+    x, weight, bias, grad = tensors(images, 16, 48, 11, 10, 1)
     threads, found = torch.get_num_threads(), []
     try:
-        for count in (1, 3):
+        for count in (1, 2, 3):
             torch.set_num_threads(count)
             y = winograd.forward(x, weight, bias, 1)
             found.append((y, winograd.input_grad(weight, grad, 1), winograd.weight_grad(x, weight, grad, 1)))
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_a_kept_packed_weight_gives_the_same_bits():
@@ -111,7 +120,8 @@ def test_what_it_does_not_take():
     assert winograd.why_not(torch.zeros(16, 16, 3, 3), 2, 1).startswith("it takes 3x3 kernels of stride 1")
     assert winograd.why_not(torch.zeros(16, 24, 3, 3), 1, 1).startswith("it takes channels in multiples of 16")
     assert convolution.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
-    assert convolution.ways_of(torch.zeros(512, 512, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
+    assert "winograd" in convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"]
+    assert convolution.ways_of(torch.zeros(256, 272, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
     with pytest.raises(InputError, match="multiples of 16"):
         convolution.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
     with pytest.raises(InputError, match="only the dense layer takes this input: it computes in float32"):

@@ -90,6 +90,21 @@ def test_docs_are_written_between_the_marks(tmp_path):
     assert (tmp_path / "active-speedup.svg").read_bytes().startswith(b"<?xml")
 
 
+def test_another_simd_level_has_marks_and_a_plot_of_its_own(tmp_path):
+    cell = {"channels": 128, "size": 32, "batch": 32, "rate": 0.14, "asked_rate": 0.14}
+    cell |= {"speed_up": 2.5, "speed_up_alone": 2.75, "speed_up_weight_gradient": 3.0}
+    page, source = tmp_path / "active.md", tmp_path / "table.json"
+    page.write_text(MARKS + "<!-- table-avx512: begin -->\nolder\n<!-- table-avx512: end -->\n")
+    record = active_record(table={"cells": [cell]})
+    source.write_text(json.dumps(record | {"setting": record["setting"] | {"simd": "avx512"}}))
+    active_page.main([str(source), "-o", str(page)])
+    text = page.read_text()
+    assert text.startswith(MARKS)
+    assert "older" not in text
+    assert "| 128, 32x32, 32 | 2.75x |" in text.partition("<!-- table-avx512: begin -->")[2]
+    assert [p.name for p in tmp_path.glob("*.svg")] == ["active-speedup-avx512.svg"]
+
+
 def test_a_contender_that_differs_has_no_ratio_in_text_and_page(tmp_path):
     times = {"auto": 100.0, "dense": 150.0, "SpikingJelly": 222.0}
     agreed = {"agrees": True, "how": "", "differ": 0.0, "worst": 0.0}

@@ -2,10 +2,12 @@
 
 A layer's time in one pass and one way is predicted as
 
-    call + pack * weights + multiply-adds * (a + b * rate)
+    call + each * weights + multiply-adds * (a + b * rate)
 
 with `rate` the share of active inputs (b is 0 but for the event-driven way); where sums are looked up, the number of
-bits of the largest input stands in its place. `a` and `b` are measured for a few kinds of layers at three widths;
+bits of the largest input stands in its place. `each` is the time to lay out a weight (forward, where that is not kept)
+or what a gradient costs for each weight, whatever the batch. For Winograd's form multiply-adds are those of whole
+tiles. `a` and `b` are measured for a few kinds of layers at three widths;
 between widths they are interpolated. The table is measured in about two seconds, the first time that a layer has to
 choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
 a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
@@ -32,14 +34,14 @@ from mpd_agl.kernels import active, convolution, lookup, native
 from mpd_agl.kernels.convolution import PASSES
 
 log = logging.getLogger("mpd_agl")
-FORMAT = 3
+FORMAT = 4
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 16)}
 """Channels, and the images and their size that are measured at this width."""
 RATES = (0.05, 0.35)
 TRIES, MOST_TRIES = 3, 10
-"""Rounds of a measurement, and how many more it may take on a busy machine."""
+"""Rounds of a measurement, at least two, and how many it may take on a busy machine."""
 MARGIN = 0.95
 """Another way than dense is taken where it is predicted to need at most this share of dense's time."""
 
@@ -58,21 +60,24 @@ class Layer:
     weights: int
     inputs: int
     """Values of the input."""
-    tiled: float
-    """What Winograd's tiles of 4x4 outputs hold, over the outputs: more than 1 where a tile reaches over the edge."""
+    tile_ratio: float = 1.0
+    """Pixels of the 4x4 tiles that cover the output, over the output's: more than 1 where tiles reach over its edge."""
+    input_tile_ratio: float = 1.0
+    """Pixels of the tiles that cover the input, over the output's: what an input gradient computes."""
 
 
 def layer_of(shape: torch.Size, weight: Tensor, stride: int, padding: int) -> Layer:
     """The layer with that weight on an input of that shape."""
-    inputs, pixels, tiled = shape.numel(), shape[0], 1.0
+    inputs, pixels, ratio, input_ratio = shape.numel(), shape[0], 1.0, 1.0
     kernel = weight.shape[2] if weight.dim() == 4 else 0
     for size in shape[2:]:
         out = (size + 2 * padding - kernel) // stride + 1
         pixels *= out
-        tiled *= math.ceil(out / 4) * 4 / max(out, 1)
+        ratio *= math.ceil(out / 4) * 4 / max(out, 1)
+        input_ratio *= math.ceil(size / 4) * 4 / max(out, 1)
     kind = "linear" if not kernel else "1x1" if kernel == 1 else "3x3" if stride == 1 else "3x3 stride 2"
     width = math.sqrt(weight.shape[0] * weight.shape[1])
-    return Layer(kind, width, pixels * weight.numel(), weight.numel(), inputs, tiled)
+    return Layer(kind, width, pixels * weight.numel(), weight.numel(), inputs, ratio, input_ratio)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,8 @@ class Costs:
     """The machine's table; times in nanoseconds."""
 
     table: Table
-    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `scan`, `bits` [per call, per value]."""
+    """`cells`: by kind, width, pass and way [a, b]; `call` and `pack` by way; `weight`: by kind, gradient and way what
+    each weight costs; `scan`, `bits` [per call, per value]."""
 
     def __post_init__(self) -> None:
         for kind in KINDS:
@@ -110,10 +116,12 @@ class Costs:
         if not all(found):
             return math.inf
         a, b = ((1 - share) * found[0][k] + share * found[1][k] for k in (0, 1))
-        packs = name == "input_grad" or (packs and name == "forward")
-        pack = self.table["pack"].get(way, 0.0) * layer.weights if packs else 0.0
-        macs = layer.macs * layer.tiled if way == "winograd" and name != "weight_grad" else layer.macs
-        return float(1e-6 * (self.table["call"][way] + pack + macs * max(0.0, a + b * rate)))
+        if name == "forward":
+            each = self.table["pack"].get(way, 0.0) if packs else 0.0
+        else:
+            each = self.table["weight"].get(layer.kind, {}).get(name, {}).get(way, 0.0)
+        macs = _macs(layer, name, way)
+        return float(1e-6 * (self.table["call"][way] + each * layer.weights + macs * max(0.0, a + b * rate)))
 
     def lists_ms(self, layer: Layer) -> float:
         """The predicted time of the scan for active lists."""
@@ -126,8 +134,21 @@ class Costs:
         return float(1e-6 * (call + each * layer.inputs))
 
 
-# Processor time does not count the pauses in which other programs run; Windows counts it in steps of 16 ms.
-_clock = time.perf_counter_ns if sys.platform == "win32" else time.thread_time_ns
+def _macs(layer: Layer, name: str, way: str) -> float:
+    """Multiply-adds of a pass; in Winograd's form those of whole tiles."""
+    if way != "winograd":
+        return layer.macs
+    return layer.macs * (layer.input_tile_ratio if name == "input_grad" else layer.tile_ratio)
+
+
+def _clock() -> int:
+    """Nanoseconds. One thread's processor time does not count the pauses in which other programs run.
+
+    Of several threads one may work while another is held up, so their time is the wall clock's; Windows counts
+    processor time in steps of 16 ms.
+    """
+    alone = torch.get_num_threads() == 1 and sys.platform != "win32"
+    return time.thread_time_ns() if alone else time.perf_counter_ns()
 
 
 def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
@@ -206,8 +227,12 @@ def measure() -> Costs:
     x, weight = _case("3x3", 256, 0.2, 4, 16)[:2]
     packs = _best_ns({way: partial(convolution.pack, way, weight) for way in ("event", "winograd", "lookup")})
     packed = {way: ns / weight.numel() for way, ns in packs.items()}
+    weight_ns = {kind: _of_weights(kind, calls) for kind in KINDS if KINDS[kind][0] == 3}
     cells: Table = {
-        kind: {str(width): _cell(*_best_at_rates(kind, width, *WIDTHS[width]), calls, packed) for width in WIDTHS}
+        kind: {
+            str(width): _cell(*_best_at_rates(kind, width, *WIDTHS[width]), calls, weight_ns.get(kind, {}))
+            for width in WIDTHS
+        }
         for kind in KINDS
     }
     scans = _best_ns(
@@ -222,7 +247,16 @@ def measure() -> Costs:
         name: [scans[name, "tiny"], max(0.0, scans[name, "large"] - scans[name, "tiny"]) / x.numel()]
         for name in ("scan", "bits")
     }
-    return Costs({"cells": cells, "call": calls, "pack": packed, **found})
+    return Costs({"cells": cells, "call": calls, "pack": packed, "weight": weight_ns, **found})
+
+
+def _of_weights(kind: str, calls: dict[Any, float]) -> Table:
+    """By gradient and way what each weight costs: nearly all of the time of a single small image."""
+    case = _case(kind, 256, 0.2, 1, 4)
+    found: Table = {name: {} for name in PASSES if name != "forward"}
+    for (name, way), ns in _best_ns({key: run for key, run in _runs(*case).items() if key[0] in found}).items():
+        found[name][way] = max(0.0, ns - calls[way]) / case[1].numel()
+    return found
 
 
 def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[Layer, list[dict[tuple[str, str], float]]]:
@@ -240,17 +274,16 @@ def _best_at_rates(kind: str, channels: int, batch: int, size: int) -> tuple[Lay
     return layer_of(case[0].shape, case[1], *case[3:]), found
 
 
-def _cell(
-    layer: Layer, found: list[dict[tuple[str, str], float]], calls: dict[Any, float], packs: dict[Any, float]
-) -> Table:
-    """By pass and way [a, b]: what a multiply-add costs beyond the call and the packing of the weight."""
+def _cell(layer: Layer, found: list[dict[tuple[str, str], float]], calls: dict[Any, float], weight_ns: Table) -> Table:
+    """By pass and way [a, b]: what a multiply-add costs beyond the call and the weights."""
     low, high = found
     cell: Table = {name: {} for name in PASSES}
     for (name, way), ns in low.items():
         first, second = (1, 2) if way == "lookup" else RATES
         slope = max(0.0, high.get((name, way), ns) - ns) / (second - first)
-        once = calls[way] + (packs.get(way, 0.0) * layer.weights if name == "input_grad" else 0.0)
-        cell[name][way] = [max(0.0, ns - once - slope * first) / layer.macs, slope / layer.macs]
+        fixed = calls[way] + weight_ns.get(name, {}).get(way, 0.0) * layer.weights
+        macs = _macs(layer, name, way)
+        cell[name][way] = [max(0.0, ns - fixed - slope * first) / macs, slope / macs]
     return cell
 
 

@@ -22,10 +22,10 @@ constexpr int OUT = 4, SIDE = OUT + 2, POINTS = SIDE * SIDE;  // of a tile: outp
 constexpr int64_t ROWS = LANES >= 16 ? 12 : 6, GRAD_ROWS = LANES >= 16 ? 8 : 4;
 constexpr int64_t PANEL = 2 * LANES;  // channels likewise
 constexpr int64_t DEPTH = 256;        // input channels of a panel in L1
-// of a block of tiles in Winograd's domain, in L2: processors with AVX-512 have at least 1 MB of it
+// Bytes of a block of tiles in Winograd's domain, which is to stay in L2: with AVX-512 that is at least 1 MB
 constexpr int64_t BLOCK_BYTES = (LANES >= 16 ? 512 : 192) << 10;
-constexpr int64_t LEAST_TILES = 48;  // of a block: so often is a weight read from L2 or L3 used
-// of a block of a weight gradient, which all threads share: so many products are added before their sum is stored
+constexpr int64_t LEAST_TILES = 48;  // of a block, also where they need more than L2: each reads all weights once
+// Tiles of a block of a weight gradient, which all threads share
 constexpr int64_t GRAD_TILES = 128;
 constexpr int64_t PART = 16;  // tiles that a thread transforms at a time
 
@@ -235,7 +235,7 @@ inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, c
 #pragma GCC unroll 12
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) sum[i][j] = add ? load(out + i * out_row + j * LANES) : vec{};
+        for (int j = 0; j < NV; j++) sum[i][j] = vec{};
     for (int64_t k = 0; k < depth; k++) {
         vec w[NV];
 #pragma GCC unroll 2
@@ -250,7 +250,11 @@ inline void multiply(const float *__restrict a, int64_t a_row, int64_t a_step, c
 #pragma GCC unroll 12
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) store(out + i * out_row + j * LANES, sum[i][j]);
+        for (int j = 0; j < NV; j++) {
+            // a sum of sums: adding each product to a long sum would lose more of it
+            float *to = out + i * out_row + j * LANES;
+            store(to, add ? load(to) + sum[i][j] : sum[i][j]);
+        }
 }
 
 // floats from one point of a packed weight to the next, again a line more than it holds

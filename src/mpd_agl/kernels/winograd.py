@@ -2,7 +2,7 @@
 (winograd.cpp).
 
 With d a tile of 6x6 inputs, g the kernel and y the tile's 4x4 outputs, y = A^T [(G g G^T) * (B^T d B)] A. Its points
-are 0, 3/4, -3/4, 3/2, -3/2 and infinity: float32 errors are within five times those of torch's convolution. The input
+are 0, 3/4, -3/4, 3/2, -3/2 and infinity: float32 errors are within six times those of torch's convolution. The input
 gradient is the same function of the kernel turned round, the weight gradient its transpose. float32 in channels_last
 memory on a CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
 """
@@ -19,7 +19,8 @@ from mpd_agl.kernels.native import Geometry
 
 CHANNELS = 16
 MOST_WEIGHTS = 256 * 256
-"""Channel pairs up to which there is a weight gradient: it keeps sums for all 36 points, 9 MB at 256 x 256."""
+"""Channel pairs up to which there is a weight gradient: it keeps sums for all 36 points, which with a block of
+tiles are 19 MB at 256 x 256."""
 
 
 def why_not(weight: Tensor, stride: int, padding: int) -> str:
