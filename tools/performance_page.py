@@ -400,11 +400,11 @@ DEFAULTS_TEXT = """`ours` is what a user gets without a flag: `conv_impl="auto"`
 convolutions are torch's dense ones, without norms, neurons, loss or optimizer. Nothing of ours ran beside; the records
 say how far the machine itself slowed a fixed loop down between rounds."""
 NOW_MISSES = """What is missed, and what we know of it. In training at 1/8 width our convolutions take less time than
-dense ones, but what no way of convolution touches is about two fifths of the step (`native` minus `convs`, over `ours`):
-tdBN, neurons and the framework's time per layer. We think that they wait for memory; that was not tested. At full width
-a third of the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none. Winograd's
-form computes those of stride 1, and those of stride 2 remain dense. Inference has not changed since 0.2's first
-records; on a noisier day the int8 ratio had been measured as 6.13x."""
+dense ones, but what no way of convolution touches is about two fifths of the step (`native` minus `convs`, over
+`ours`): tdBN, neurons and the framework's time per layer. We think that they wait for memory; that was not tested. At
+full width a third of the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none.
+Winograd's form computes those of stride 1, and those of stride 2 remain dense. Inference has not changed since 0.2's
+first records; on a noisier day the int8 ratio had been measured as 6.13x."""
 GROWTH_TEXT = """A step keeps its spikes and potentials for every timestep, so its own memory cannot grow by less than T
 does; the process's peak grows by {peak:.1f}x from T=2 to T=16."""
 

@@ -211,3 +211,20 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
     assert not rows[first + 2].endswith("\\")
     assert "old" not in rows
     assert max(map(len, rows)) <= 120
+
+
+def test_a_first_step_within_two_seconds_of_dense_reaches_its_goal():
+    for ours, shown in ((3.5, "3.50 s, dense 1.60 s"), (3.7, "**3.70 s, dense 1.60 s**")):
+        lines = performance_page.goal_table({"first-step": {"median": {"auto": ours, "dense": 1.6}}})
+        assert lines[-1].endswith(f"| dense | at most 2 s more | {shown} |")
+
+
+def test_the_growth_of_the_peak_is_told_where_it_was_measured():
+    def point(T, ms, step, peak):
+        ours = {"ms_per_image": ms, "step_bytes": step, "peak_bytes": peak}
+        return {"axis": "num_steps", "value": T, "contenders": {"ours": ours}}
+
+    record = {"points": [point(2, 1.0, 10, 100), point(16, 6.5, 80, 290)]}
+    assert performance_page.peak_growth(record) == 2.9
+    grown = "| itself | at most 7x of both | 6.50x time, **8.00x memory of the step** |"
+    assert performance_page.goal_table({"growth-train": record})[-1].endswith(grown)
