@@ -80,13 +80,15 @@ def test_a_cell_gives_back_what_was_measured():
     assert made.ms(layer, "weight_grad", "event", costs.RATES[1], packs=True) == pytest.approx(1e-6 * 8000)
 
 
-def test_several_threads_are_timed_by_the_wall_clock(monkeypatch):
-    monkeypatch.setattr(costs.time, "thread_time_ns", lambda: 1)
-    monkeypatch.setattr(costs.time, "perf_counter_ns", lambda: 2)
+@pytest.mark.parametrize(("own", "all_", "threads", "want"), [(6, 8, 2, 6), (1, 8, 2, 4), (5, 5, 1, 5)])
+def test_a_call_takes_the_callers_time_or_its_share_of_all_threads(monkeypatch, own, all_, threads, want):
+    """Work that no other thread helps with, work that others do while the caller is held up, and one thread."""
+    clocks = {"thread_time_ns": iter([0, own]), "process_time_ns": iter([0, all_])}
+    for name, times in clocks.items():
+        monkeypatch.setattr(costs.time, name, lambda times=times: next(times))
     monkeypatch.setattr(costs.sys, "platform", "linux")
-    for threads, want in ((1, 1), (2, 2)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert costs._clock() == want
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert costs._ns(lambda: None) == want
 
 
 def test_a_layer_by_hand():
@@ -137,14 +139,14 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):
 
 
 def test_a_disturbed_measurement_goes_on_until_its_least_time_comes_twice(monkeypatch):
-    now, took = [0], {"calm": [9] + [10] * 20, "disturbed": [9, 90, 80, 70, 60, 10, 40, 10, 10, 10, 10]}
+    took = {"calm": [9] + [10] * 20, "disturbed": [9, 90, 80, 70, 60, 10, 40, 10, 10, 10, 10]}
     calls = dict.fromkeys(took, 0)
 
     def run(name):
-        now[0] += took[name][calls[name]]
         calls[name] += 1
+        return float(took[name][calls[name] - 1])
 
-    monkeypatch.setattr(costs, "_clock", lambda: now[0])
+    monkeypatch.setattr(costs, "_ns", lambda run: run())
     found = costs._best_ns({name: lambda name=name: run(name) for name in took})
     assert found == {"calm": 10.0, "disturbed": 10.0}  # the first call, which warms up, does not count
     assert calls == {"calm": 1 + costs.TRIES, "disturbed": 8}

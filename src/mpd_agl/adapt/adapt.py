@@ -102,7 +102,7 @@ class Adaptation:
     def __str__(self) -> str:
         """A table as plain text."""
         table = Table(title=f"adapted to {self.method}", title_justify="left")
-        for column in ("layer", "neuron", "v_th", "tau", "reset", "reads"):
+        for column in ("layer", "neuron", "v_th", "decay", "reset", "reads"):
             table.add_column(column, no_wrap=True)
         for column in ("scale", "std/v_th", "to v_th", "rate", "width", "", "inside"):
             table.add_column(column, justify="right", no_wrap=True)

@@ -100,16 +100,20 @@ def watch(net: nn.Module, layers: Iterable[Layer], run: Run, *, with_widths: boo
     return watched
 
 
+FEW_BATCHES = 3
+"""Forward passes in training mode that a look at shapes may take before a network counts as trained."""
+
+
 def signs_of_training(net: nn.Module) -> str | None:
     """Why a network looks trained, as a clause; None where nothing says so.
 
-    Batch norms that have counted batches, norms whose weights differ from channel to channel or whose biases are not
+    Batch norms that have counted more than `FEW_BATCHES`, norms whose weights differ from channel to channel or whose biases are not
     zero, and parameters that hold a gradient. Weights that were loaded into a network without norms look like any
     others: there the caller must know.
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
-        if isinstance(counted, Tensor) and int(counted) > 0:
+        if isinstance(counted, Tensor) and int(counted) > FEW_BATCHES:
             return f"{name} has counted {int(counted)} batches"
         is_norm = isinstance(counted, Tensor) or isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm))
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)

@@ -82,7 +82,7 @@ class Diagnosis:
             table.add_column(column)
         for column in (
             "v_th",
-            "tau",
+            "decay",
             "std/v_th",
             "sigmas to v_th",
             "rate",

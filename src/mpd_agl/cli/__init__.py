@@ -51,11 +51,12 @@ MPD-AGL {__version__}: spiking neural networks with surrogate gradients that fit
 Begin here
   mpd-agl demo                            three minutes: a network learns digits, and what a fitting width does
   mpd-agl runs --open                     the report of the newest run in your browser
-  mpd-agl predict runs/RUN digit.png      what it sees in a picture
+  mpd-agl predict RUN digit.png           what it sees in a picture
+  mpd-agl predict --pretrained cifar10 photo.jpg    a network that is trained already
 
 Your own network
   mpd-agl diagnose module:factory         why it does not learn, and the line that cures it
-  python -c "import mpd_agl; help(mpd_agl.adapt.adapt)"
+  mpd_agl.adapt(net, images)              in Python: fits scale and width of a SpikingJelly, snnTorch or Norse net
 
 The paper
   mpd-agl reproduce --list                its tables and figures, what each costs on this machine

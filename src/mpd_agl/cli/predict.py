@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import run_path
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -72,9 +73,10 @@ def run(argv: list[str]) -> int:
     if a.pretrained:
         trained, source = load_pretrained(a.pretrained), f"network {a.pretrained}"
     else:
-        source = f"run {a.paths[0]}"
+        folder = run_path(a.paths[0])
+        source = f"run {folder}"
         trained = load_run(
-            a.paths[0], a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory
+            folder, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory
         )
     facts = trained.record.data
     if "sample_shape" in facts["train"]:
@@ -209,7 +211,7 @@ def _open(path: Path, mode: str, size: tuple[int, int]) -> "Image.Image":
                     upright = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
                 return upright.convert(mode)
     except FileNotFoundError:
-        raise InputError(f"no image at {path}: the file is not there.") from None
+        raise InputError(f"no image at {path}: the file is not there. Check the path.") from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, InputError):
             raise

@@ -1,6 +1,7 @@
 """`mpd-agl reproduce`: the paper's tables and figures, the paper's numbers beside ours."""
 
 import argparse
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +143,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
     costs = Costs(costs_file)
     if not costs.known:
-        print("measuring a few steps of each network; the times are kept for the next list", flush=True)
+        print("measuring a few steps of each network, about two minutes; the next list has them at once", flush=True)
     rows: list[list[str]] = []
     wanted: dict[str, float] = {}
     left: dict[str, float] = {}
@@ -155,12 +156,16 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
         return [name, what, str(len(cost)), str(len(cost) - len(missing)), duration(sum(cost.values())), rest]
 
     for request in requests:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{request.study.name}", end="", file=sys.stderr, flush=True)
         configs = {run_name(c): c for c in (*request.tuning(), *request.configs())}
         cost = {name: costs.run_s(c) for name, c in configs.items()}
         missing = {name: cost[name] for name, c in configs.items() if not is_done(request, c)}
         wanted |= cost
         left |= missing
         rows.append(row(request.study.name, request.study.title, cost, missing))
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     rows.append(row("all", "shared runs once", wanted, left))
     print_table(("name", "what", "runs", "done", "whole, here", "left, here"), rows, range(2, 6))
     print(

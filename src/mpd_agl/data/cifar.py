@@ -156,7 +156,7 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
             raise InputError(f"{path} has {size:,} bytes, more than any CIFAR file. Get the official archive.")
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}. Check --data-dir.") from error
+        raise InputError(f"cannot read {path}: {error.strerror}. Check data_dir (--data.data-dir).") from error
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if digest != MD5.get(path.name):
         other = next((name for name, md5 in MD5.items() if md5 == digest), None)

@@ -100,7 +100,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     try:
         return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
     except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error.strerror}). Check --data-dir.") from error
+        raise InputError(f"{folder} cannot be read ({error.strerror}). Check data_dir (--data.data-dir).") from error
 
 
 def _given(name: str, options: LoadOptions, *, suffix: str = "") -> Path:
@@ -111,7 +111,7 @@ def _given(name: str, options: LoadOptions, *, suffix: str = "") -> Path:
         raise InputError(f"the data set {name!r} needs to know the {what} to read. Pass --data-dir.")
     right = place.is_file() and place.suffix.lower() == suffix if suffix else place.is_dir()
     if not right:
-        raise InputError(f"there is no {what} {place}. Check --data-dir.")
+        raise InputError(f"there is no {what} {place}. Check data_dir (--data.data-dir).")
     return place
 
 

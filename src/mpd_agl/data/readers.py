@@ -39,7 +39,7 @@ def state_key(paths: Iterable[Path], *further: object) -> str:
         try:
             info = path.stat()
         except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}). Check --data-dir.") from error
+            raise InputError(f"{path} cannot be read ({error.strerror}). Check data_dir (--data.data-dir).") from error
         state.update(f"{path.resolve()}|{info.st_size}|{info.st_mtime_ns}\n".encode())
     return state.hexdigest()[:12]
 
@@ -110,7 +110,7 @@ def find(spec: OfficialSet, folder: Path) -> FoundFiles | None:
 def require(spec: OfficialSet, folder: Path) -> FoundFiles:
     """Look for a data set in `folder`, and refuse if it is not there."""
     if not folder.exists():
-        raise InputError(f"there is no folder {folder}. Check --data-dir.")
+        raise InputError(f"there is no folder {folder}. Check data_dir (--data.data-dir).")
     found = find(spec, folder)
     if found is None:
         archives = " or ".join(

@@ -97,10 +97,12 @@ def read_bytes(path: Path) -> bytes:
     """The content of a recording."""
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise InputError(f"{path} has {size:,} bytes, more than a recording can have. Check --data-dir.")
+            raise InputError(
+                f"{path} has {size:,} bytes, more than a recording can have. Check data_dir (--data.data-dir)."
+            )
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}). Check --data-dir.") from error
+        raise InputError(f"{path} cannot be read ({error.strerror}). Check data_dir (--data.data-dir).") from error
 
 
 def read_aedat(path: Path, *, transpose: bool = False) -> EventStream:

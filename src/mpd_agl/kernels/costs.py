@@ -34,7 +34,7 @@ from mpd_agl.kernels import active, convolution, lookup, native
 from mpd_agl.kernels.convolution import PASSES
 
 log = logging.getLogger("mpd_agl")
-FORMAT = 4
+FORMAT = 5
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 16)}
@@ -141,14 +141,20 @@ def _macs(layer: Layer, name: str, way: str) -> float:
     return layer.macs * (layer.input_tile_ratio if name == "input_grad" else layer.tile_ratio)
 
 
-def _clock() -> int:
-    """Nanoseconds. One thread's processor time does not count the pauses in which other programs run.
+def _ns(run: Callable[[], Any]) -> float:
+    """Nanoseconds of a call in processor time, which does not count the pauses in which other programs run.
 
-    Of several threads one may work while another is held up, so their time is the wall clock's; Windows counts
-    processor time in steps of 16 ms.
+    It is the time of the thread that calls, or the share of one thread in that of all, whichever is more: the first
+    knows what no other thread helped with, the second what others did while the caller was held up. Windows counts
+    processor time in steps of 16 ms, so there it is the wall clock's.
     """
-    alone = torch.get_num_threads() == 1 and sys.platform != "win32"
-    return time.thread_time_ns() if alone else time.perf_counter_ns()
+    if sys.platform == "win32":
+        start = time.perf_counter_ns()
+        run()
+        return float(time.perf_counter_ns() - start)
+    own, all_ = time.thread_time_ns(), time.process_time_ns()
+    run()
+    return float(max(time.thread_time_ns() - own, (time.process_time_ns() - all_) / torch.get_num_threads()))
 
 
 def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
@@ -162,10 +168,9 @@ def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
         for key, run in runs.items():
             if tries > TRIES and _settled(found[key]):
                 continue
-            start = _clock()
-            run()
+            taken = _ns(run)
             if tries:
-                found[key].append(float(_clock() - start))
+                found[key].append(taken)
     return {key: min(times) for key, times in found.items()}
 
 

@@ -172,6 +172,13 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
     return content
 
 
+def run_path(text: str | Path) -> Path:
+    """A run folder as a user names it: by its path, or by the name under which `mpd-agl runs` lists it in `runs`."""
+    path = Path(text).expanduser()
+    listed = Path("runs") / path
+    return listed if not path.exists() and len(path.parts) == 1 and (listed / MARK).is_file() else path
+
+
 def check_run(path: Path) -> Path:
     """The path, if a run is there."""
     if not (path / MARK).is_file():
