@@ -107,9 +107,9 @@ FEW_BATCHES = 3
 def signs_of_training(net: nn.Module) -> str | None:
     """Why a network looks trained, as a clause; None where nothing says so.
 
-    Batch norms that have counted more than `FEW_BATCHES`, norms whose weights differ from channel to channel or whose biases are not
-    zero, and parameters that hold a gradient. Weights that were loaded into a network without norms look like any
-    others: there the caller must know.
+    Batch norms that have counted more than `FEW_BATCHES`, norms whose weights differ from channel to channel or whose
+    biases are not zero, and parameters that hold a gradient. Weights that were loaded into a network without norms look
+    like any others: there the caller must know.
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
