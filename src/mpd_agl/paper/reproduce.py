@@ -300,15 +300,17 @@ def summary(request: Request, groups: Sequence[Group], section: PageSection) -> 
                 "config": _plain(config),
             }
         )
-    tables = {"table": section.table, "details": section.details}
     return {
-        **{k: v for k, v in numbers(request, (), section).items() if k not in ("cells", "table")},
-        "command": command(request),
+        **{k: v for k, v in numbers(request, (), section).items() if k != "cells"},
         "only": {key: list(values) for key, values in request.only.items()},
-        **{name: t and {"head": list(t.head), "rows": [list(r) for r in t.rows]} for name, t in tables.items()},
         **shared,
         "cells": cells,
     }
+
+
+def _tables(section: PageSection) -> dict[str, Any]:
+    tables = {"table": section.table, "details": section.details}
+    return {name: t and {"head": list(t.head), "rows": [list(r) for r in t.rows]} for name, t in tables.items()}
 
 
 def command(request: Request) -> str:
@@ -343,16 +345,16 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
         for group in groups
         for seed, run in group.runs.items()
     ]
-    table = section.table and {"head": list(section.table.head), "rows": [list(r) for r in section.table.rows]}
     return {
         "study": request.study.name,
+        "command": command(request),
         "scale": request.scale,
         "seeds": request.seeds,
         "methods": list(request.methods),
         "changes": _plain(dict(request.changes)),
         "sentence": section.sentence,
         "notes": section.notes,
-        "table": table,
+        **_tables(section),
         "curves": {p.key: [curve for axes in p.figure.axes for curve in _curves(axes)] for p in section.panels},
         "cells": _plain(cells),
     }
