@@ -177,7 +177,7 @@ def remove(folder):
     [
         (lambda d: remove(d / "test"), r"has a folder 'train' and no folder 'test'"),
         (lambda d: remove(d / "train" / "dog"), r"train holds 1 class folder\(s\), and a classifier needs two"),
-        (lambda d: remove(d), r"there is no folder .*d\. Check --data-dir"),
+        (lambda d: remove(d), r"there is no folder .*d\. Check data_dir \(--data\.data-dir\)"),
         (lambda d: (remove(d), d.mkdir()), r"d holds 0 class folder\(s\)"),
         (lambda d: (remove(d / "train" / "dog"), (d / "train" / "dog").mkdir()), r"dog holds no file of a known kind"),
         (lambda d: (remove(d / "test"), (d / "test").mkdir()), "test holds no file of a known kind"),
