@@ -4,11 +4,12 @@ import hashlib
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
-from mpd_agl.models import Network, load_weights
+from mpd_agl.models import Network, list_pretrained, load_weights, pretrained_card, put_weights
+from mpd_agl.models.pretrained import Card, pretrained_state
 from mpd_agl.nn import AnnBlock, Readout, SpikingBlock
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.attacks import Pixels, evaluation_mode
@@ -103,6 +104,25 @@ def start_from(config: RunConfig, net: nn.Module) -> dict[str, str]:
     if not config.model.weights:
         return {}
     path = Path(config.model.weights).expanduser()
+    if path.suffix == ".json" or (config.model.weights in list_pretrained() and not path.exists()):
+        return _start_from_card(pretrained_card(config.model.weights), config.model.name, net)
     file = path / "model.safetensors" if path.is_dir() else path
     load_weights(net, file)
     return {"weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def _start_from_card(card: Card, model: str, net: nn.Module) -> dict[str, str]:
+    """Take a trained network's weights; its readout stays as it was drawn where the classes are others."""
+    if model != card.model:
+        raise InputError(
+            f"model.weights {card.name!r} holds weights of {card.model}, and the run's network is {model}. "
+            f"Use --model.name {card.model}."
+        )
+    own, state = net.state_dict(), pretrained_state(card)
+    fresh = {k: v for k, v in own.items() if k.startswith("readout.") and _shape(state.get(k)) != _shape(v)}
+    put_weights(net, state | fresh, f"pretrained {card.name}")
+    return {"weights_from": card.name, "weights_sha256": card.weights["sha256"]}
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.shape)
