@@ -102,7 +102,7 @@ def make(a: argparse.Namespace) -> str:
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
-    check["before"] = before(record)
+    check["before"] = before(record, a.name)
     write_atomic(a.box / f"{a.name}.json", canonical({**card.to_dict(), "check": check}))
     return (
         f"{file}: {len(data):,} bytes, {100 * check['stored']['accuracy']:.2f} % stored, "
@@ -142,18 +142,34 @@ def shortened(record: RunRecord) -> dict[str, Any]:
     return {**record.to_dict(), "convs": None, "energy": energy}
 
 
-def before(record: RunRecord) -> list[dict[str, Any]]:
-    """The runs whose weights this one started from, first to last: configuration, score and time."""
+def before(record: RunRecord, name: str) -> list[dict[str, Any]]:
+    """What this run's weights started from, first to last: runs with configuration, score and time, or another card.
+
+    A card of the name that is being made is about to be replaced, so it is named by the runs that it came from.
+    """
     start = record.config["model"].get("weights", "")
     if not start:
         return []
+    if start_card := record.network.get("weights_from"):
+        card = pretrained.pretrained_card(start)
+        if card.weights["sha256"] != record.network["weights_sha256"]:
+            raise InputError(f"the run started from other weights than those of {start!r} today. Train it again.")
+        if start_card != name:
+            found = {"sha256": card.weights["sha256"], "accuracy": card.check["stored"]["accuracy"]}
+            return [{"card": start_card, **found}]
+        return [*card.check["before"], _told(dict(card.record))]
     if not (Path(start) / "record.json").is_file():
         raise InputError(
             f"the run started from {start}, which is no run folder. A card names what its weights come from."
         )
     first = read_record(Path(start) / "record.json")
-    told = {k: v for k, v in first.to_dict().items() if k in ("config", "final", "clock", "seeds")}
-    return [*before(first), plain(told)]
+    return [*before(first, name), _told(first.to_dict())]
+
+
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that came before: what it was and how it ended."""
+    told: dict[str, Any] = plain({k: v for k, v in record.items() if k in ("config", "final", "clock", "seeds")})
+    return told
 
 
 def plain(value: Any) -> Any:
@@ -210,9 +226,12 @@ def section(c: Card) -> list[str]:
     r, stored, full = c.record, c.check["stored"], c.check["trained"]
     train, energy, config = r["data"]["train"], r["energy"]["totals"], r["config"]
     ann, paper, strict = r["energy"]["ann"]["mj"], energy["paper"]["mj"], energy["strict"]["mj"]
-    earlier = c.check.get("before", [])
+    cards = [e for e in c.check["before"] if "card" in e]
+    earlier = [e for e in c.check["before"] if "card" not in e]
     hours = sum(run["clock"]["elapsed_s"] for run in (*earlier, r)) / 3600
-    told = [f"{e['config']['train']['epochs']} epochs at T={e['config']['model']['num_steps']}, then " for e in earlier]
+    told = [f"from the weights of `{e['card']}` ({100 * e['accuracy']:.2f} %): " for e in cards]
+    runs = [e["config"] for e in earlier]
+    told += [f"{e['train']['epochs']} epochs at T={e['model']['num_steps']}, then " for e in runs]
     rows = {
         "data": f"{r['data']['name']}, {train['samples']:,} training and {r['data']['test']['samples']:,} test samples",
         "network": f"{c.model}, width_mult {c.options['width_mult']:g}, T={c.options['num_steps']}, "
@@ -234,8 +253,13 @@ def section(c: Card) -> list[str]:
     }
     lines = [f"## {c.name}", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items()), ""]
     steps = c.options["num_steps"]
-    commands = [f"{differences(e['config'], steps)} --name before" for e in earlier]
-    commands += [differences(config, steps) + (" --model.weights runs/before" if earlier else "")]
+    starts = [e["card"] for e in cards]
+    commands = []
+    for place, each in enumerate([*runs, config], 1):
+        last = place > len(runs)
+        weights = f" --model.weights {starts[-1]}" if starts else ""
+        commands.append(differences(each, steps) + weights + ("" if last else f" --name part{place}"))
+        starts.append(f"runs/part{place}")
     if not differences(config, steps):
         return lines
     return lines + paragraph("Made by " + ", then ".join(f"`mpd-agl train {text}`" for text in commands) + ".")
@@ -286,7 +310,8 @@ HOW = [
     ),
     *paragraph(
         "`create_model(model, pretrained=NAME, num_classes=37)` keeps everything but the readout, which is drawn "
-        "anew: for training on classes of your own."
+        "anew: for training on classes of your own. So does `mpd-agl train --model.weights NAME`, which continues from "
+        "such weights on any data set of colour images."
     )[:-1],
 ]
 

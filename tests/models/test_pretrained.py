@@ -13,6 +13,8 @@ from mpd_agl.data.load import load_dataset
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, list_pretrained, pretrained, pretrained_card
 from mpd_agl.runs.load_run import load_run
+from mpd_agl.runs.objectives import start_from
+from mpd_agl.runs.resolve import resolve
 from tools import pretrained as tool
 
 
@@ -103,6 +105,41 @@ def test_other_classes_get_a_new_readout_and_the_old_features(card):
     kept = {k: v for k, v in net.state_dict().items() if not k.startswith("readout.")}
     assert all(torch.equal(v, old.state_dict()[k]) for k, v in kept.items())
     assert len(kept) == len(old.state_dict()) - 2
+
+
+def test_training_starts_from_a_card_and_the_next_card_says_so(card, run, tmp_path, capsys):
+    options = ["--data.train-samples", "600", "--train.epochs", "1", "--model.width-mult", "0.125", "--quiet"]
+    options += ["--data.image-size", "14", "--monitor.every", "0", "--runs-dir", str(tmp_path), "--optim.lr", "0.01"]
+    start = ["--preset", "demo", "--model.weights", str(card)]
+    assert main(["train", *start, *options, "--name", "on"]) == 0
+    record = json.loads((tmp_path / "on" / "record.json").read_text())
+    said = json.loads(card.read_text())
+    assert record["final"]["test_accuracy"] > said["check"]["stored"]["accuracy"] - 0.05
+    assert record["network"]["weights_from"] == "digits"
+    assert record["network"]["weights_sha256"] == said["weights"]["sha256"]
+    box = tmp_path / "box"
+    for name in ("more", "digits"):
+        tool.main([str(tmp_path / "on"), name, "--tolerance", "2", "--box", str(box), "-o", str(box / "page.md")])
+    made = {name: json.loads((box / f"{name}.json").read_text())["check"]["before"] for name in ("more", "digits")}
+    accuracy = said["check"]["stored"]["accuracy"]
+    assert made["more"] == [{"card": "digits", "sha256": said["weights"]["sha256"], "accuracy": accuracy}]
+    assert made["digits"] == [{k: said["record"][k] for k in ("clock", "config", "final", "seeds")}]
+    assert f"from the weights of `digits` ({100 * accuracy:.2f} %): 1 epochs" in (box / "page.md").read_text()
+    capsys.readouterr()
+    assert main(["train", *start, *options, "--name", "other", "--model.name", "resnet18"]) == 2
+    assert "holds weights of cnn8, and the run's network is resnet18. Use --model.name cnn8." in capsys.readouterr().err
+
+
+def test_weights_of_a_card_keep_a_readout_of_other_classes(card):
+    net, old = create_model("cnn8", in_channels=1, width_mult=0.125, num_classes=37), pretrained_card(str(card))
+    drawn = net.state_dict()["readout.linear.weight"].clone()
+    config = resolve({"model": {"name": "cnn8", "weights": str(card)}})
+    assert start_from(config, net)["weights_from"] == "digits"
+    state = pretrained.pretrained_state(old)
+    assert torch.equal(net.state_dict()["readout.linear.weight"], drawn)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items() if not k.startswith("readout."))
+    with pytest.raises(InputError, match=r"pretrained digits does not fit this cnn8: .* of another shape"):
+        start_from(config, create_model("cnn8", in_channels=1, width_mult=0.25))
 
 
 def test_names_without_weights_are_refused_in_one_sentence(capsys):
