@@ -1,4 +1,4 @@
-"""Measures the first training step of a full-width ResNet-19 on a machine that knows no costs yet, beside dense.
+"""Measures the first training step of a ResNet-19 with all channels on a machine that knows no costs yet, beside dense.
 
     python -m tools.first_step [-o docs/results/performance-avx512/first-step.json]
 

@@ -1,4 +1,4 @@
-"""Measures a forward pass of spikes as two exact integer convolutions, beside the ways that `auto` has.
+"""Measures a forward pass of spikes as two integer convolutions, beside the ways that `auto` has.
 
     python -m tools.integers [-o docs/results/integers.json]
 
@@ -22,7 +22,7 @@ from mpd_agl.records import canonical, code, hardware, versions, write_atomic
 
 OUTPUT = Path("docs/results/integers.json")
 LAYERS = ((16, 32, 200), (32, 16, 200), (64, 8, 200), (128, 32, 32), (256, 16, 32), (512, 8, 32))
-"""Channels, size and images of ResNet-19's layers, at 1/8 and at full width."""
+"""Channels, size and images of ResNet-19's layers, with 1/8 of the channels and with all."""
 RATE, ROUNDS = 0.16, 8
 
 

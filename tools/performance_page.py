@@ -56,7 +56,7 @@ TARGETS = (
     Target("infer-narrow", "spikingjelly", "faster", 3.0),
     Target("infer-full", "spikingjelly", "faster", 1.3),
 )
-IMAGE, WIDE = "one image, 1/8 width", "inference, full width, batch 32"
+IMAGE, WIDE = "one image, 1/8 of the channels", "inference, all channels, batch 32"
 GOALS = (
     Target(NARROW, "spikingjelly", "faster", 3.0),
     Target(NARROW, "ann", "time", 0.6),
@@ -195,20 +195,25 @@ def goal_table(records: dict[str, dict[str, Any]]) -> list[str]:
         texts = f"{longer:.2f}x time", f"{larger:.2f}x memory of the step"
         shown = ", ".join(text if fit else f"**{text}**" for text, fit in zip(texts, fits, strict=True))
         if name == "ours":
-            lines.append(f"| T={high} over T={low}, training, 1/8 width | itself | at most 7x of both | {shown} |")
+            work = f"T={high} over T={low}, training, 1/8 of the channels"
+            lines.append(f"| {work} | itself | at most 7x of both | {shown} |")
     if found_first := records.get("first-step"):
         ours, dense = (found_first["median"][name] for name in ("auto", "dense"))
         text = f"{ours:.2f} s, dense {dense:.2f} s"
         shown = text if ours - dense <= 2 else f"**{text}**"
-        lines.append(f"| first step, full width, no costs known yet | dense | at most 2 s more | {shown} |")
+        lines.append(f"| first step, all channels, no costs known yet | dense | at most 2 s more | {shown} |")
     return lines
 
 
-def peak_growth(record: dict[str, Any]) -> float:
+def growth_lines(record: dict[str, Any]) -> list[str]:
     """How much the process's peak memory grows from the fewest compared timesteps to the most."""
-    ends = next(rest for name, *rest in growth.ends(record) if name == "ours")
-    peaks = {p["value"]: p["contenders"]["ours"]["peak_bytes"] for p in record["points"] if p["axis"] == "num_steps"}
-    return float(peaks[ends[1]] / peaks[ends[0]])
+    for name, low, high, *_ in growth.ends(record):
+        if name == "ours":
+            points = [p for p in record["points"] if p["axis"] == "num_steps"]
+            peaks = {p["value"]: p["contenders"]["ours"]["peak_bytes"] for p in points}
+            text = GROWTH_TEXT.format(peak=peaks[high] / peaks[low], low=low, high=high)
+            return [*textwrap.wrap(text, 120, break_on_hyphens=False), ""]
+    return []
 
 
 def defaults(folder: Path, out: Path) -> list[str]:
@@ -218,9 +223,7 @@ def defaults(folder: Path, out: Path) -> list[str]:
     lines += [*machines({**records, **records.get("overview", {}).get("works", {})}), ""]
     lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", *beside(folder)]
     lines += [*textwrap.wrap(NOW_MISSES, 120, break_on_hyphens=False), ""]
-    if "growth-train" in records:
-        grown = GROWTH_TEXT.format(peak=peak_growth(records["growth-train"]))
-        lines += [*textwrap.wrap(grown, 120, break_on_hyphens=False), ""]
+    lines += growth_lines(records.get("growth-train", {"points": []}))
     if "overview" in records:
         lines += ["`mpd-agl bench` prints:", "", "```", overview.text(records["overview"]), "```", ""]
     for name, record in records.items():
@@ -391,22 +394,22 @@ the step."""
 
 
 WORKS = {
-    NARROW: "1/8 width, batch 100",
-    FULL: "full width, batch 16",
+    NARROW: "1/8 of the channels, batch 100",
+    FULL: "all channels, batch 16",
     VGG: "VGGSNN 1/4, T=10, batch 16",
 }
 DEFAULTS_TEXT = """`ours` is what a user gets without a flag: `conv_impl="auto"` in training, a plan in inference
 ([active.md](active.md)). Ratios are medians over rounds with their range; bold ones miss their goal. The bare
-convolutions are torch's dense ones, without norms, neurons, loss or optimizer. Nothing of ours ran beside; the records
+convolutions are torch's dense ones, without norms, neurons, loss or optimizer. The records
 say how far the machine itself slowed a fixed loop down between rounds."""
-NOW_MISSES = """What is missed, and what we know of it. In training at 1/8 width our convolutions take less time than
-dense ones, but what no way of convolution touches is about two fifths of the step (`native` minus `convs`, over
-`ours`): tdBN, neurons and the framework's time per layer. We think that they wait for memory; that was not tested. At
-full width a third of the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none.
-Winograd's form computes those of stride 1, and those of stride 2 remain dense. Inference has not changed since 0.2's
-first records; on a noisier day the int8 ratio had been measured as 6.13x."""
-GROWTH_TEXT = """A step keeps its spikes and potentials for every timestep, so its own memory cannot grow by less than T
-does; the process's peak grows by {peak:.1f}x from T=2 to T=16."""
+NOW_MISSES = """What is missed, and what we know of it. In training with 1/8 of the channels three quarters of a step on
+one core are convolutions, a sixth is tdBN and neurons, and the rest is the framework's time per layer and the sums of
+gradients (AMD EPYC, timed by hand around each call). Winograd's form gains least there: at 16 channels its transforms
+take as long as its products. With all channels a third of the multiply-adds, the input gradients, meets no zeros:
+gradients that come from tdBN have none. Winograd's form computes those of stride 1, and those of stride 2 remain
+dense."""
+GROWTH_TEXT = """A step keeps the convolutions' outputs and spikes of every timestep, so its own memory grows as T does
+(`model.recompute` keeps less); the process's peak grows by {peak:.1f}x from T={low} to T={high}."""
 
 
 def write(folder: Path, out: Path, now: Path | None = None) -> None:

@@ -362,13 +362,18 @@ def test_compiled():
 
 def test_a_trained_network_is_not_rescaled():
     net = own_net()
-    for _ in range(3):  # a look at shapes is no training
+    for _ in range(40):  # a look at shapes is no training, also where every timestep counts as a batch
         net(batch())
     assert adapt(net, batch()).calibrated
     release(net)
     net = own_net()
-    for _ in range(4):
-        net(batch())
+    net(batch()).square().sum().backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    net.zero_grad()
+    with pytest.raises(InputError, match=r"looks trained \(the weights of 0\.1 differ .*calibrate='force'"):
+        adapt(net, batch())
+    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm1d)):  # one that never learns is told by counts
+        norm.requires_grad_(False).weight.fill_(1), norm.bias.zero_(), norm.num_batches_tracked.fill_(4)
     with pytest.raises(InputError, match=r"looks trained \(0\.1 has counted 4 batches\).*calibrate='force'"):
         adapt(net, batch())
     assert not adaptive_spikes(net)

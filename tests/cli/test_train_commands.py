@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import COMMANDS, main
-from mpd_agl.train.runfolder import RunFolder, run_path
+from mpd_agl.train.runfolder import RunFolder, find_run
 
 TINY = [
     *("--model.name", "cnn8", "--model.width_mult", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
@@ -477,10 +477,10 @@ def test_an_error_of_the_system_is_a_sentence(
 def test_a_run_is_named_by_its_path_or_by_its_name_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    assert run_path("mine") == Path("mine")  # no run is there: the error names what was typed
+    assert find_run("mine") == Path("mine")  # no run is there: the error names what was typed
     (tmp_path / "runs" / "mine" / "config.toml").write_text("")
-    assert run_path("mine") == Path("runs/mine")
-    assert run_path("runs/mine") == Path("runs/mine")
-    assert run_path("other/mine") == Path("other/mine")
+    assert find_run("mine") == Path("runs/mine")
+    assert find_run("runs/mine") == Path("runs/mine")
+    assert find_run("other/mine") == Path("other/mine")
     (tmp_path / "mine").mkdir()
-    assert run_path("mine") == Path("mine")
+    assert find_run("mine") == Path("mine")

@@ -64,9 +64,8 @@ def _all(value: Any, path: str) -> list[Any]:
         found = _at(value, parts)
         return found if isinstance(found, list) else [found]
     star = parts.index("*")
-    for part in parts[:star]:
-        value = value[part]
-    return [_at(row, parts[star + 1 :]) for row in value]
+    value = _at(value, parts[:star])
+    return [_at(row, parts[star + 1 :]) for row in (value.values() if isinstance(value, dict) else value)]
 
 
 def _at(value: Any, path: list[str]) -> Any:

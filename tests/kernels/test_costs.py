@@ -73,16 +73,16 @@ def test_a_cell_gives_back_what_was_measured():
     calls, weight = {"winograd": 100.0, "event": 200.0}, {"weight_grad": {"winograd": 30.0, "event": 20.0}}
     cell = costs._cell(layer, [low, {("weight_grad", "event"): 8000.0}], calls, weight)
     base = table().table
-    made = Costs(base | {"cells": base["cells"] | {"3x3": dict.fromkeys(map(str, costs.WIDTHS), cell)}, "call": calls})
-    made = Costs(made.table | {"weight": {"3x3": weight}})
+    cells = base["cells"] | {"3x3": dict.fromkeys(map(str, costs.WIDTHS), cell)}
+    made = Costs(base | {"cells": cells, "call": base["call"] | calls, "weight": {"3x3": weight}})
     for (name, way), ns in low.items():
         assert made.ms(layer, name, way, costs.RATES[0], packs=True) == pytest.approx(1e-6 * ns)
     assert made.ms(layer, "weight_grad", "event", costs.RATES[1], packs=True) == pytest.approx(1e-6 * 8000)
 
 
-@pytest.mark.parametrize(("own", "all_", "threads", "want"), [(6, 8, 2, 6), (1, 8, 2, 4), (5, 5, 1, 5)])
+@pytest.mark.parametrize(("own", "all_", "threads", "want"), [(6, 8, 2, 6), (1, 8, 2, 4), (5, 9, 1, 5)])
 def test_a_call_takes_the_callers_time_or_its_share_of_all_threads(monkeypatch, own, all_, threads, want):
-    """Work that no other thread helps with, work that others do while the caller is held up, and one thread."""
+    """Work that no other thread helps with, work that others do while the caller is held up, one beside a loader."""
     clocks = {"thread_time_ns": iter([0, own]), "process_time_ns": iter([0, all_])}
     for name, times in clocks.items():
         monkeypatch.setattr(costs.time, name, lambda times=times: next(times))
@@ -136,6 +136,35 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch, caplog):
         assert costs.costs() is None
     assert "conv_impl auto is dense" in caplog.text
     costs._of_key.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("weight",), None),
+        (("pack",), None),
+        (("call", "event"), None),
+        (("call", "dense"), -1.0),
+        (("pack", "event"), float("inf")),
+        (("scan",), [1.0]),
+        (("cells", "1x1", "16"), {}),
+        (("cells", "3x3", "64", "forward", "dense"), [1.0]),
+        (("cells", "3x3", "64", "forward", "dense"), [float("nan"), 0.0]),
+        (("cells", "linear"), None),
+    ],
+)
+def test_a_damaged_table_is_refused(place, value):
+    damaged = json.loads(json.dumps(table().table))
+    *way, last = place
+    part = damaged
+    for name in way:
+        part = part[name]
+    if value is None:
+        del part[last]
+    else:
+        part[last] = value
+    with pytest.raises((ValueError, KeyError)):
+        Costs(damaged)
 
 
 def test_a_disturbed_measurement_goes_on_until_its_least_time_comes_twice(monkeypatch):

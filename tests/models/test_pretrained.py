@@ -90,7 +90,7 @@ def test_predict_and_evaluate_take_the_card(card, tmp_path, capsys):
 
 
 def test_options_that_would_be_another_network_are_refused(card):
-    with pytest.raises(InputError, match=r"holds weights of cnn8, got 'vgg11'. Write create_model\(\"cnn8\""):
+    with pytest.raises(InputError, match=r"holds weights of cnn8, got 'vgg11'. Name the model cnn8."):
         create_model("vgg11", pretrained=str(card))
     with pytest.raises(InputError, match=r"was trained with width_mult=0.125, got 0.5. Leave width_mult out."):
         create_model("cnn8", pretrained=str(card), width_mult=0.5)
@@ -127,7 +127,16 @@ def test_training_starts_from_a_card_and_the_next_card_says_so(card, run, tmp_pa
     assert f"from the weights of `digits` ({100 * accuracy:.2f} %): 1 epochs" in (box / "page.md").read_text()
     capsys.readouterr()
     assert main(["train", *start, *options, "--name", "other", "--model.name", "resnet18"]) == 2
-    assert "holds weights of cnn8, and the run's network is resnet18. Use --model.name cnn8." in capsys.readouterr().err
+    assert "holds weights of cnn8, got 'resnet18'. Name the model cnn8." in capsys.readouterr().err
+    assert main(["train", *start, *options, "--name", "other", "--model.v-th", "1"]) == 2
+    assert "was trained with v_th=0.5, got 1.0. Leave v_th out." in capsys.readouterr().err
+    for weights, told in (
+        ("cifar1O", "unknown pretrained network 'cifar1O'. Did you mean 'cifar10'?"),
+        ("https://host/card.json#sha256=12", "a card at an address is named with its hash"),
+        ("gone.safetensors", "no weights at gone.safetensors: the file is not there."),
+    ):
+        assert main(["train", "--preset", "demo", "--model.weights", weights, *options, "--name", "other"]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_weights_of_a_card_keep_a_readout_of_other_classes(card):
@@ -138,8 +147,11 @@ def test_weights_of_a_card_keep_a_readout_of_other_classes(card):
     state = pretrained.pretrained_state(old)
     assert torch.equal(net.state_dict()["readout.linear.weight"], drawn)
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items() if not k.startswith("readout."))
-    with pytest.raises(InputError, match=r"pretrained digits does not fit this cnn8: .* of another shape"):
-        start_from(config, create_model("cnn8", in_channels=1, width_mult=0.25))
+    wide = create_model("cnn8", in_channels=1, image_size=14, width_mult=0.25)
+    with pytest.raises(InputError, match=r"pretrained 'digits' was trained with width_mult=0.125, got 0.25"):
+        start_from(config, wide)
+    with pytest.raises(InputError, match=r"the weights of 'digits' do not fit this cnn8: \d+ tensors are missing"):
+        pretrained.fitting_state(old, state, wide.state_dict(), 10)
 
 
 def test_names_without_weights_are_refused_in_one_sentence(capsys):

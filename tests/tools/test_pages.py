@@ -225,6 +225,7 @@ def test_the_growth_of_the_peak_is_told_where_it_was_measured():
         return {"axis": "num_steps", "value": T, "contenders": {"ours": ours}}
 
     record = {"points": [point(2, 1.0, 10, 100), point(16, 6.5, 80, 290)]}
-    assert performance_page.peak_growth(record) == 2.9
+    assert "the process's peak grows by 2.9x from T=2 to T=16." in " ".join(performance_page.growth_lines(record))
+    assert performance_page.growth_lines({"points": []}) == []
     grown = "| itself | at most 7x of both | 6.50x time, **8.00x memory of the step** |"
     assert performance_page.goal_table({"growth-train": record})[-1].endswith(grown)

@@ -18,6 +18,8 @@ from mpd_agl.adapt.find import Layer, Run, to_rest
 from mpd_agl.errors import InputError
 
 TOLERANCE = 0.02
+FEW_BATCHES = 3
+"""Batches that a norm without learnable parameters may have counted before its network looks trained."""
 MOST_PASSES = 4
 """Per layer. The reset makes the spread depend on the scale not quite linearly: three passes reach the tolerance."""
 
@@ -100,20 +102,19 @@ def watch(net: nn.Module, layers: Iterable[Layer], run: Run, *, with_widths: boo
     return watched
 
 
-FEW_BATCHES = 3
-"""Forward passes in training mode that a look at shapes may take before a network counts as trained."""
-
-
 def signs_of_training(net: nn.Module) -> str | None:
     """Why a network looks trained, as a clause; None where nothing says so.
 
-    Batch norms that have counted more than `FEW_BATCHES`, norms whose weights differ from channel to channel or whose
-    biases are not zero, and parameters that hold a gradient. Weights that were loaded into a network without norms look
-    like any others: there the caller must know.
+    Norms whose weights differ from channel to channel or whose biases are not zero, batch norms that learn neither and
+    have counted more than `FEW_BATCHES`, and parameters that hold a gradient. Weights that were loaded into a network
+    without norms look like any others: there the caller must know.
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
-        if isinstance(counted, Tensor) and int(counted) > FEW_BATCHES:
+        # Weight and bias tell whether a norm was trained. A count does not: in networks that step through time it
+        # rises with every timestep, also while somebody looks at shapes.
+        learns = any(p.requires_grad for p in module.parameters(recurse=False))
+        if isinstance(counted, Tensor) and not learns and int(counted) > FEW_BATCHES:
             return f"{name} has counted {int(counted)} batches"
         is_norm = isinstance(counted, Tensor) or isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm))
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)

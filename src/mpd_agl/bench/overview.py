@@ -8,15 +8,15 @@ from mpd_agl.bench.timing import busy
 from mpd_agl.bench.workload import Workload
 
 WORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "training, 1/8 width, batch 100": (
+    "training, 1/8 of the channels, batch 100": (
         {"work": "train", "batch": 100},
         ("ours", "spikingjelly", "snntorch", "ann", "convs"),
     ),
-    "one image, 1/8 width": (
+    "one image, 1/8 of the channels": (
         {"work": "infer", "batch": 1},
         ("ours", "ours-int8", "spikingjelly", "snntorch", "ann", "convs"),
     ),
-    "inference, full width, batch 32": (
+    "inference, all channels, batch 32": (
         {"work": "infer", "batch": 32, "width_mult": 1.0},
         ("ours", "ours-int8", "spikingjelly", "ann", "convs"),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.train.runfolder import find_run
 
 COMPARED = (
     "The contenders have the same weights and inputs. Each runs in its own process, and they take turns. "
@@ -113,7 +114,7 @@ def _own_options(p: argparse.ArgumentParser, command: str) -> None:
     if command == "active":
         p.add_argument(
             "--rates",
-            type=Path,
+            type=find_run,
             metavar="RUN",
             help="take the firing rates from this run's monitor data, or from a JSON that holds them",
         )

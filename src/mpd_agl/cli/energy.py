@@ -3,11 +3,11 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.train.runfolder import find_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--width-mult", type=float, help="multiplies every layer's channels (default 1)")
     p.add_argument("--method", help="method, e.g. mpd-agl, lsg, stbp-tdbn (default mpd-agl)")
     p.add_argument(
-        "--checkpoint", type=Path, metavar="RUN", help="weights: a .safetensors file, or a run folder that holds one"
+        "--checkpoint",
+        type=find_run,
+        metavar="RUN",
+        help="weights: a .safetensors file, or a run that holds one",
     )
     p.add_argument("--samples", type=int, default=8, help="inputs that the firing rates are measured on (default 8)")
     p.add_argument("--seed", type=int, default=0, help="seed of those inputs (default 0)")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import check_run, run_path
+from mpd_agl.train.runfolder import check_run, find_run
 
 if TYPE_CHECKING:
     from mpd_agl.runs.early_exit import Early
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         usage="mpd-agl evaluate (RUN | --pretrained NAME) [OPTIONS]",
         description="Test a run's network, or a trained one, on its data set.",
     )
-    p.add_argument("run", type=run_path, nargs="?", metavar="RUN", help="a run folder, or its name in runs")
+    p.add_argument("run", type=find_run, nargs="?", metavar="RUN", help="a run folder, or its name in runs")
     p.add_argument("--pretrained", default="", metavar="NAME", help=PRETRAINED_HELP)
     p.add_argument(
         "--num-steps", metavar="T,T,...", help="timesteps, fewer or more than trained with (default: as trained)"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from mpd_agl.cli.arguments import FACTORY_HELP, Parser
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import check_run, run_path
+from mpd_agl.train.runfolder import check_run, find_run
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(prog="mpd-agl export", description="Write a run's network for other programs.")
-    p.add_argument("run", type=run_path, metavar="RUN", help="a run folder, or its name in runs")
+    p.add_argument("run", type=find_run, metavar="RUN", help="a run folder, or its name in runs")
     p.add_argument(
         "--format", required=True, choices=("onnx", "nir"), help="onnx: ONNX Runtime; nir: neuromorphic tools"
     )

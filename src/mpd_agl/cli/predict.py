@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import run_path
+from mpd_agl.train.runfolder import find_run
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
     if a.pretrained:
         trained, source = load_pretrained(a.pretrained), f"network {a.pretrained}"
     else:
-        folder = run_path(a.paths[0])
+        folder = find_run(a.paths[0])
         source = f"run {folder}"
         trained = load_run(
             folder, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory

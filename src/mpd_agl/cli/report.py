@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
-from mpd_agl.train.runfolder import run_path
+from mpd_agl.train.runfolder import find_run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
         description="Make one HTML page from the records of runs; several runs are compared. "
         "The command trains nothing, and the page asks no server for anything.",
     )
-    p.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of `mpd-agl train`, or its name")
+    p.add_argument("runs", type=find_run, nargs="+", metavar="RUN", help="run folder of `mpd-agl train`, or its name")
     p.add_argument(
         "-o",
         "--output",

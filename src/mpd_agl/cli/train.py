@@ -11,7 +11,7 @@ from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
-from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, run_path
+from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, find_run
 
 if TYPE_CHECKING:
     from mpd_agl.records import RunRecord
@@ -105,7 +105,7 @@ def _prepare_resume(options: Options, free: bool) -> Task:
     ]
     if mistakes:
         raise as_error(mistakes, "the command line")
-    path = run_path(options.values["resume"])
+    path = find_run(options.values["resume"])
     check_run(path)
     if free:
         RunFolder.open(path).close()

@@ -7,11 +7,11 @@ A layer's time in one pass and one way is predicted as
 with `rate` the share of active inputs (b is 0 but for the event-driven way); where sums are looked up, the number of
 bits of the largest input stands in its place. `each` is the time to lay out a weight (forward, where that is not kept)
 or what a gradient costs for each weight, whatever the batch. For Winograd's form multiply-adds are those of whole
-tiles. `a` and `b` are measured for a few kinds of layers at three widths;
-between widths they are interpolated. The table is measured in about two seconds, the first time that a layer has to
-choose, and kept in the cache folder under a key of processor, SIMD level, threads and versions. So
-a choice depends on the machine and the numbers at hand and not on the clock: the tenth run chooses as the first did,
-also on a busy machine. Where the table cannot be kept, every layer is dense, and a warning says so.
+tiles. `a` and `b` are measured for a few kinds of layers at three numbers of channels; between them they are
+interpolated. The table is measured in about two seconds, the first time that a layer has to choose, and kept in the
+cache folder under a key of processor, SIMD level, threads and versions. So a choice depends on the machine and the
+numbers at hand and not on the clock: the tenth run chooses as the first did, also on a busy machine. Where the table
+cannot be kept, every layer is dense, and a warning says so.
 """
 
 import hashlib
@@ -92,10 +92,15 @@ class Costs:
         for kind in KINDS:
             for width in WIDTHS:
                 cell = self.table["cells"][kind][str(width)]
-                if not all(len(found) == 2 for way in cell.values() for found in way.values()):
+                if not all(len(found) == 2 for name in PASSES for found in cell[name].values()):
                     raise ValueError(f"a cell of {kind}, {width} channels without its two numbers")
-        if not all(math.isfinite(v) for v in (*self.table["call"].values(), *self.table["scan"], *self.table["bits"])):
-            raise ValueError("a cost that is not a number")
+                if unknown := {way for name in PASSES for way in cell[name]} - set(self.table["call"]):
+                    raise ValueError(f"no cost of a call by {', '.join(sorted(unknown))}")
+        parts = [self.table[name] for name in ("cells", "call", "pack", "weight", "scan", "bits")]
+        if not all(math.isfinite(number) and number >= 0 for number in _numbers(parts)):
+            raise ValueError("a cost that is not a number from 0 on")
+        if [len(self.table[name]) for name in ("scan", "bits")] != [2, 2]:
+            raise ValueError("a scan without its two numbers")
 
     @property
     def fingerprint(self) -> str:
@@ -134,6 +139,15 @@ class Costs:
         return float(1e-6 * (call + each * layer.inputs))
 
 
+def _numbers(part: Any) -> Iterator[float]:
+    """All numbers of a part of the table."""
+    if isinstance(part, dict | list):
+        for each in part.values() if isinstance(part, dict) else part:
+            yield from _numbers(each)
+    else:
+        yield float(part)
+
+
 def _macs(layer: Layer, name: str, way: str) -> float:
     """Multiply-adds of a pass; in Winograd's form those of whole tiles."""
     if way != "winograd":
@@ -142,19 +156,21 @@ def _macs(layer: Layer, name: str, way: str) -> float:
 
 
 def _ns(run: Callable[[], Any]) -> float:
-    """Nanoseconds of a call in processor time, which does not count the pauses in which other programs run.
+    """Nanoseconds of a call in processor time, in which pauses for other programs hardly count.
 
-    It is the time of the thread that calls, or the share of one thread in that of all, whichever is more: the first
-    knows what no other thread helped with, the second what others did while the caller was held up. Windows counts
-    processor time in steps of 16 ms, so there it is the wall clock's.
+    With several threads it is the time of the thread that calls, or the share of one thread in that of all, whichever
+    is more: the first knows what no other thread helped with, the second what others did while the caller was held up.
+    With one thread it is the caller's alone: other threads of the process (a loader's) do something else. Windows
+    counts processor time in steps of 16 ms, so there it is the wall clock's.
     """
     if sys.platform == "win32":
         start = time.perf_counter_ns()
         run()
         return float(time.perf_counter_ns() - start)
-    own, all_ = time.thread_time_ns(), time.process_time_ns()
+    own, all_, threads = time.thread_time_ns(), time.process_time_ns(), torch.get_num_threads()
     run()
-    return float(max(time.thread_time_ns() - own, (time.process_time_ns() - all_) / torch.get_num_threads()))
+    caller = time.thread_time_ns() - own
+    return float(caller if threads == 1 else max(caller, (time.process_time_ns() - all_) / threads))
 
 
 def _best_ns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:

@@ -11,8 +11,8 @@
 #pragma once
 #include <cstdint>
 
-// Raised whenever a struct, a function's arguments or the order of the surrogates changes; native.py holds the same
-// number.
+// Raised whenever a struct, a function's arguments, the layout of what a function packs or the order of the surrogates
+// changes; native.py holds the same number.
 constexpr int ABI_VERSION = 4;
 #define SURROGATE_NAMES "rectangular triangular sigmoid arctan arctan-peak"
 

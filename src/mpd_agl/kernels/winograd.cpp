@@ -7,8 +7,7 @@
 //     dg = G^T [ sum over tiles of (B^T d B) * (A gy A^T) ] G
 //
 // The matrices follow from the points 0, P, -P, Q, -Q and infinity. With P = 3/4 and Q = 3/2 all their numbers but G's
-// are exact, and float32 errors are a quarter of those with the usual 1 and 2. The order of additions depends on the
-// shape alone, not on threads.
+// are exact. The order of additions depends on the shape alone, not on threads.
 #include "winograd.h"
 
 #include <cstring>

@@ -2,9 +2,9 @@
 (winograd.cpp).
 
 With d a tile of 6x6 inputs, g the kernel and y the tile's 4x4 outputs, y = A^T [(G g G^T) * (B^T d B)] A. Its points
-are 0, 3/4, -3/4, 3/2, -3/2 and infinity: float32 errors are within six times those of torch's convolution. The input
-gradient is the same function of the kernel turned round, the weight gradient its transpose. float32 in channels_last
-memory on a CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
+are 0, 3/4, -3/4, 3/2, -3/2 and infinity: float32 errors are within 5e-6 of the largest value. The input gradient is
+the same function of the kernel turned round, the weight gradient its transpose. float32 in channels_last memory on a
+CPU, channels in multiples of 16; `why_not` says what is in the way elsewhere.
 """
 
 import ctypes

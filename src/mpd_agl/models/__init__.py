@@ -4,7 +4,7 @@ from mpd_agl.models.base import Network, NetworkOptions
 from mpd_agl.models.plan import InferencePlan
 from mpd_agl.models.pretrained import Card, list_pretrained, pretrained_card
 from mpd_agl.models.registry import MODELS, create_model, list_models, register_model
-from mpd_agl.models.weights import load_weights, put_weights, save_weights
+from mpd_agl.models.weights import load_weights, save_weights
 
 __all__ = [
     "MODELS",
@@ -17,7 +17,6 @@ __all__ = [
     "list_pretrained",
     "load_weights",
     "pretrained_card",
-    "put_weights",
     "register_model",
     "save_weights",
 ]

@@ -166,8 +166,7 @@ def check_options(card: Card, model: str, options: Mapping[str, Any], defaults: 
     """The options to build a network with: the card's, and what the user may change; else one sentence."""
     if model != card.model:
         raise InputError(
-            f"pretrained {card.name!r} holds weights of {card.model}, got {model!r}. "
-            f'Write create_model("{card.model}", pretrained="{card.name}").'
+            f"pretrained {card.name!r} holds weights of {card.model}, got {model!r}. Name the model {card.model}."
         )
     for name, value in options.items():
         own = card.options.get(name, defaults[name])
@@ -186,6 +185,25 @@ def pretrained_state(card: Card) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, KeyError):
         raise InputError(f"the weights of {card.name!r} are no safetensors file. Make them again.") from None
     return unpack(stored)
+
+
+def fitting_state(
+    card: Card, state: Mapping[str, Tensor], own: Mapping[str, Tensor], num_classes: int
+) -> dict[str, Tensor]:
+    """A card's state for a network whose state is `own`; the network keeps its readout where the classes are others."""
+    fresh = {} if num_classes == len(card.classes) else {k: v for k, v in own.items() if k.startswith("readout.")}
+    merged = {**state, **fresh}
+    wrong = [k for k in own.keys() | merged.keys() if _shape(own.get(k)) != _shape(merged.get(k))]
+    if wrong:
+        raise InputError(
+            f"the weights of {card.name!r} do not fit this {card.model}: {len(wrong)} tensors are missing, surplus or "
+            f"of another shape (first {min(wrong)}). Build it with its card's options, or get weights and card again."
+        )
+    return merged
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def weights_of(card: Card) -> bytes:

@@ -5,12 +5,11 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import ms_resnet, resnet, statten, vgg
 from mpd_agl.models.base import Network, NetworkOptions
-from mpd_agl.models.pretrained import Card, check_options, pretrained_card, pretrained_state
+from mpd_agl.models.pretrained import Card, check_options, fitting_state, pretrained_card, pretrained_state
 from mpd_agl.plugins import load_plugins
 
 
@@ -100,18 +99,7 @@ def create_model(name: str, *, pretrained: str | Card = "", **options: Any) -> N
     settings = NetworkOptions(**(entry.defaults | check_options(card, name, options, defaults)))
     state = pretrained_state(card)
     with torch.device("meta"):  # shapes alone: a card may ask for a network that no memory holds
-        own = entry.build(settings).state_dict()
-    fresh = [k for k in own if k.startswith("readout.")] if settings.num_classes != len(card.classes) else []
-    wrong = [k for k in own.keys() | state.keys() if k not in fresh and _shape(own.get(k)) != _shape(state.get(k))]
-    if wrong:
-        raise InputError(
-            f"the weights of {card.name!r} do not fit the network of their card: {len(wrong)} tensors are missing, "
-            f"surplus or of another shape (first {min(wrong)}). Get weights and card again."
-        )
+        fitting_state(card, state, entry.build(settings).state_dict(), settings.num_classes)
     net = entry.build(settings)
-    net.load_state_dict(state | {k: v for k, v in net.state_dict().items() if k in fresh})
+    net.load_state_dict(fitting_state(card, state, net.state_dict(), settings.num_classes))
     return net.eval()
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(tensor.shape)

@@ -1,13 +1,12 @@
 """Weights to and from safetensors files: tensors alone, nothing that could run code."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
@@ -48,12 +47,6 @@ def load_weights(net: nn.Module, path: str | Path) -> None:
         raise InputError(
             f"{source} is not a readable safetensors file ({error}). Give a file written by save_weights."
         ) from None
-    of = f" (it was written by {_model_in(metadata)})" if "mpd_agl" in metadata else ""
-    put_weights(net, state, f"{source}{of}")
-
-
-def put_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Take a state into the network; every tensor must be there with its shape, or nothing is changed."""
     own = net.state_dict()
     missing = [k for k in own if k not in state]
     surplus = [k for k in state if k not in own]
@@ -64,8 +57,9 @@ def put_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
         if differ:
             k = differ[0]
             parts += [f"{len(differ)} of another shape (first {k}: {tuple(state[k].shape)}, not {tuple(own[k].shape)})"]
+        of = f" (it was written by {_model_in(metadata)})" if "mpd_agl" in metadata else ""
         raise InputError(
-            f"{source} does not fit this {getattr(net, 'name', type(net).__name__)}: {'; '.join(parts)}. "
+            f"{source}{of} does not fit this {getattr(net, 'name', type(net).__name__)}: {'; '.join(parts)}. "
             "Create the model with the options it was trained with."
         )
     bad = [k for k, v in state.items() if v.is_floating_point() and not torch.isfinite(v).all()]

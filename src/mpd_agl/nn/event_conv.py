@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def ways(self) -> Ways:
-        """For `kernels.passes`."""
+        """For `convolution.conv`."""
         return Ways(**self.taken)
 
     @property

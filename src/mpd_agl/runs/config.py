@@ -62,8 +62,8 @@ class ModelConfig(ConfigTable):
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     weights: str = ""
-    """Start from these weights in place of random ones: a finished run's folder, a .safetensors file, or a trained
-    network of the package by its name (its readout is drawn anew where the classes are others)."""
+    """Start from these weights in place of random ones: a finished run, a .safetensors file, or a trained network
+    by its name or its card (its readout is drawn anew where the classes are others)."""
     recompute: bool = False
     """Less memory for more time: stages are computed again in the backward pass; the numbers stay the same."""
 

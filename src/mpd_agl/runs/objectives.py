@@ -1,20 +1,20 @@
 """From a configuration to what its steps minimise: teachers are read from their runs, taps found in the network."""
 
 import hashlib
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
-from mpd_agl.models import Network, list_pretrained, load_weights, pretrained_card, put_weights
-from mpd_agl.models.pretrained import Card, pretrained_state
+from mpd_agl.models import Card, Network, load_weights, pretrained_card
+from mpd_agl.models.pretrained import check_options, fitting_state, pretrained_state
 from mpd_agl.nn import AnnBlock, Readout, SpikingBlock
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.attacks import Pixels, evaluation_mode
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.objectives import Distill, LocalTandem, Objective, Robust, ShortcutHeads
+from mpd_agl.train.runfolder import find_run
 
 
 def build_objective(config: RunConfig, net: nn.Module, data: ArraySet, device: torch.device) -> Objective | None:
@@ -56,7 +56,7 @@ def read_teacher(config: RunConfig, net: nn.Module, data: ArraySet) -> tuple[nn.
     """The ANN of a finished run, and what a record says of it."""
     from mpd_agl.runs.load_run import load_run
 
-    name, path = config.loss.name, Path(config.loss.teacher).expanduser()
+    name, path = config.loss.name, find_run(config.loss.teacher)
     if not config.loss.teacher:
         raise InputError(
             f"loss {name} learns from a teacher, got none. Train the ANN of the same network "
@@ -99,30 +99,27 @@ def stage_ends(net: Network) -> dict[str, int]:
     return ends
 
 
+TRAINING_ONLY = ("method", "kappa", "leak", "gamma_start", "init", "image_size")
+"""Options that a run may change on trained weights, beside those that change no answer."""
+
+
 def start_from(config: RunConfig, net: nn.Module) -> dict[str, str]:
     """Put the weights that `model.weights` names into a network; what a record says of them."""
     if not config.model.weights:
         return {}
-    path = Path(config.model.weights).expanduser()
-    if path.suffix == ".json" or (config.model.weights in list_pretrained() and not path.exists()):
-        return _start_from_card(pretrained_card(config.model.weights), config.model.name, net)
+    path = find_run(config.model.weights)
+    if path.suffix == ".json" or (not path.exists() and path.suffix != ".safetensors"):
+        return _start_from_card(pretrained_card(config.model.weights), net)
     file = path / "model.safetensors" if path.is_dir() else path
     load_weights(net, file)
     return {"weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-def _start_from_card(card: Card, model: str, net: nn.Module) -> dict[str, str]:
-    """Take a trained network's weights; its readout stays as it was drawn where the classes are others."""
-    if model != card.model:
-        raise InputError(
-            f"model.weights {card.name!r} holds weights of {card.model}, and the run's network is {model}. "
-            f"Use --model.name {card.model}."
-        )
-    own, state = net.state_dict(), pretrained_state(card)
-    fresh = {k: v for k, v in own.items() if k.startswith("readout.") and _shape(state.get(k)) != _shape(v)}
-    put_weights(net, state | fresh, f"pretrained {card.name}")
+def _start_from_card(card: Card, net: nn.Module) -> dict[str, str]:
+    """Take a trained network's weights; the readout stays as it was drawn where the classes are others."""
+    if not isinstance(net, Network):
+        raise InputError(f"model.weights {card.name!r} holds weights of {card.model}. Use --model.name {card.model}.")
+    options = {k: v for k, v in vars(net.options).items() if k not in TRAINING_ONLY}
+    check_options(card, net.name, options, options)
+    net.load_state_dict(fitting_state(card, pretrained_state(card), net.state_dict(), net.options.num_classes))
     return {"weights_from": card.name, "weights_sha256": card.weights["sha256"]}
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...]:
-    return () if tensor is None else tuple(tensor.shape)

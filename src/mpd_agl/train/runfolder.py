@@ -172,7 +172,7 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
     return content
 
 
-def run_path(text: str | Path) -> Path:
+def find_run(text: str | Path) -> Path:
     """A run folder as a user names it: by its path, or by the name under which `mpd-agl runs` lists it in `runs`."""
     path = Path(text).expanduser()
     listed = Path("runs") / path
