@@ -402,12 +402,11 @@ DEFAULTS_TEXT = """`ours` is what a user gets without a flag: `conv_impl="auto"`
 ([active.md](active.md)). Ratios are medians over rounds with their range; bold ones miss their goal. The bare
 convolutions are torch's dense ones, without norms, neurons, loss or optimizer. The records
 say how far the machine itself slowed a fixed loop down between rounds."""
-NOW_MISSES = """What is missed, and what we know of it. In training with 1/8 of the channels three quarters of a step on
-one core are convolutions, a sixth is tdBN and neurons, and the rest is the framework's time per layer and the sums of
-gradients (AMD EPYC, timed by hand around each call). Winograd's form gains least there: at 16 channels its transforms
-take as long as its products. With all channels a third of the multiply-adds, the input gradients, meets no zeros:
-gradients that come from tdBN have none. Winograd's form computes those of stride 1, and those of stride 2 remain
-dense."""
+NOW_MISSES = """What is missed, and what we know of it. In training with 1/8 of the channels most of a step is still
+convolutions; tdBN and neurons, the framework's time per layer and sums of gradients are the rest. Winograd's form
+gains least there: with 16 channels the transforms of its tiles are as much work as the products. With all channels a
+third of the multiply-adds, the input gradients, meets no zeros: gradients that come from tdBN have none. Winograd's
+form computes those of stride 1, and those of stride 2 remain dense."""
 GROWTH_TEXT = """A step keeps the convolutions' outputs and spikes of every timestep, so its own memory grows as T does
 (`model.recompute` keeps less); the process's peak grows by {peak:.1f}x from T={low} to T={high}."""
 
