@@ -167,9 +167,8 @@ class AdaptiveSpike(nn.Module):
             self._sequences += 1
         if self.width is not None:
             potential = self.potential(membrane, num_steps)
-            kappa_T: Tensor = self.width(potential)
+            kappa_T, self.gain_T = self.width.with_gain(potential)
             self.kappa_T = kappa_T.detach()
-            self.gain_T = self.width.gain(potential, self.kappa_T)
             self._ratio_T = (kappa_T if self.surrogate is not None else self.shape.width / kappa_T).unbind(0)
 
     def _take_in(self, membrane: Membrane) -> None:

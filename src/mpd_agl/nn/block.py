@@ -275,8 +275,7 @@ class SpikingBlock(nn.Module):
         else:
             kept_0 = None if state is NOT_ASKED else state
             potential = self._potential(T, x_SNC if fused else None, i_SNC, kept_0)
-            kappa_T = self.width(potential)
-            gain_T = self.width.gain(potential, kappa_T)
+            kappa_T, gain_T = self.width.with_gain(potential)
         if i_SNC is None:
             return self._fused_step(x_SNC, kappa_T, gain_T, T, residual)
         return self._step(i_SNC, kappa_T, gain_T, residual, state)

@@ -410,8 +410,7 @@ class Neuron(nn.Module):
         observe = partial(self.observe, i_SNC, num_steps, self.beginning(i_SNC) if kept_0 is None else kept_0)
         needs, carried = self.width.needs_batch, kept_0 is not None
         potential = potential_of(self, num_steps, (), observe, needs_batch=needs, carried=carried)
-        kappa_T: Tensor = self.width(potential)
-        return kappa_T, self.width.gain(potential, kappa_T)
+        return self.width.with_gain(potential)
 
     def _num_steps(self, i_SNC: Tensor, kappa_T: Tensor | None, num_steps: int | None) -> int:
         if i_SNC.dim() < 2:

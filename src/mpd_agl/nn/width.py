@@ -37,6 +37,11 @@ class Width(nn.Module):
         """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
         return None
 
+    def with_gain(self, potential: Potential) -> tuple[Tensor, Tensor | None]:
+        """kappa_T and gain_T together, for rules that find both at once."""
+        kappa_T: Tensor = self(potential)
+        return kappa_T, self.gain(potential, kappa_T)
+
     def start_at(self, kappa: float) -> None:
         """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
         raise InputError(f"{type(self).__name__} computes its width, got kappa={kappa}. Leave it out.")
@@ -214,21 +219,23 @@ class ChainWidth(Width):
         """Its layers."""
         return self.layers
 
-    @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:
         """From the potential's moments, by a table of `core.chain_width`."""
-        _, std_T = potential.moments("exact")
-        kappa_T = std_T * self._looked_up(potential)[0].exp()
-        return torch.maximum(kappa_T, torch.zeros_like(kappa_T) + core.KAPPA_MIN * potential.threshold)
+        return self.with_gain(potential)[0]
 
-    @torch.no_grad()
     def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
         """From the same moments; it belongs to the width before its lower bound, and ends at 8 deviations."""
-        return self._looked_up(potential)[1].exp()
+        return self.with_gain(potential)[1]
 
-    def _looked_up(self, potential: Potential) -> Tensor:
-        """log(kappa/std) and log(gain) of each step, between the table's points."""
+    @torch.no_grad()
+    def with_gain(self, potential: Potential) -> tuple[Tensor, Tensor | None]:
+        """Both by one look into the table."""
         mean_T, std_T = potential.moments("exact")
+        relative_T, gain_T = self._looked_up(mean_T, std_T, potential).exp()
+        return (std_T * relative_T).clamp_min(core.KAPPA_MIN * potential.threshold), gain_T
+
+    def _looked_up(self, mean_T: Tensor, std_T: Tensor, potential: Potential) -> Tensor:
+        """log(kappa/std) and log(gain) of each step, between the table's points."""
         table_2A: Tensor = _chain_table(potential.surrogate, self.layers, std_T.device).to(std_T.dtype)
         last = table_2A.shape[1] - 1
         place_T = (potential.threshold - mean_T) / std_T.clamp_min(1e-6) / _TABLE_STEP + last / 2
