@@ -1,10 +1,10 @@
 """Writes docs/performance.md from the records of tools/measure_performance.sh.
 
-    python tools/performance_page.py [--records docs/results/performance] [--now docs/results/performance-avx512]
+    python tools/performance_page.py [--records docs/results/performance] [--now docs/results/performance-avx512 ...]
                                      [-o docs/performance.md]
 
-`--now` holds the records of this version's defaults, which the page shows first; `--records` those of 0.1, on a machine
-with AVX2 alone.
+`--now` holds the records of this version's defaults, a folder per machine, which the page shows first; `--records`
+those of 0.1, on a machine with AVX2 alone.
 
 Every number comes from a record. Where a record is not there, its rows say so.
 """
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 
 RECORDS, PAGE = Path("docs/results/performance"), Path("docs/performance.md")
-NOW = Path("docs/results/performance-avx512")
+NOW = (Path("docs/results/performance-avx512-amd"), Path("docs/results/performance-avx512"))
 OURS = ("native", "native+auto")
 NARROW, FULL, VGG = "train-narrow", "train-full", "train-vggsnn"
 
@@ -178,31 +179,43 @@ def goal_of(goal: Target, record: dict[str, Any]) -> tuple[str, bool] | None:
     return f"{1 / ratio['time']:.2f}x ({1 / high:.2f} to {1 / low:.2f})", 1 / ratio["time"] <= goal.asked
 
 
-def goal_table(records: dict[str, dict[str, Any]]) -> list[str]:
-    """What the defaults reach of 0.2's goals."""
+def goal_table(machines: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """What the defaults reach of 0.2's goals: a column per machine, from its records."""
     words = {"faster": "at least {:g}x faster", "time": "at most {:g}x its time", "int8": "int8: at least {:g}x faster"}
-    all_records = {**records, **records.get("overview", {}).get("works", {})}
-    lines = ["| work | against | goal | reached |", "|---|---|---|---|"]
+    lines = [f"| work | against | goal | {' | '.join(machines)} |", "|---|---|---" + "|---" * len(machines) + "|"]
     for goal in GOALS:
-        record = all_records.get(goal.record)
-        found = goal_of(goal, record) if record else None
-        text = "not measured" if found is None else found[0] if found[1] else f"**{found[0]}**"
+        texts = []
+        for records in machines.values():
+            record = {**records, **records.get("overview", {}).get("works", {})}.get(goal.record)
+            found = goal_of(goal, record) if record else None
+            texts.append("not measured" if found is None else _bold(*found))
         name = "SpikingJelly" if goal.quantity == "int8" else NAMES[goal.against]
         what = "training, " + WORKS[goal.record] if goal.record in WORKS else goal.record
-        lines.append(f"| {what} | {name} | {words[goal.quantity].format(goal.asked)} | {text} |")
-    for name, low, high, longer, larger in growth.ends(records.get("growth-train", {"points": []})):
-        fits = longer <= 7, larger <= 7
-        texts = f"{longer:.2f}x time", f"{larger:.2f}x memory of the step"
-        shown = ", ".join(text if fit else f"**{text}**" for text, fit in zip(texts, fits, strict=True))
-        if name == "ours":
-            work = f"T={high} over T={low}, training, 1/8 of the channels"
-            lines.append(f"| {work} | itself | at most 7x of both | {shown} |")
-    if found_first := records.get("first-step"):
-        ours, dense = (found_first["median"][name] for name in ("auto", "dense"))
-        text = f"{ours:.2f} s, dense {dense:.2f} s"
-        shown = text if ours - dense <= 2 else f"**{text}**"
-        lines.append(f"| first step, all channels, no costs known yet | dense | at most 2 s more | {shown} |")
+        lines.append(f"| {what} | {name} | {words[goal.quantity].format(goal.asked)} | {' | '.join(texts)} |")
+    work = "T=16 over T=2, training, 1/8 of the channels"
+    lines.append(f"| {work} | itself | at most 7x of both | {' | '.join(map(_grown, machines.values()))} |")
+    work = "first step, all channels, no costs known yet"
+    lines.append(f"| {work} | dense | at most 2 s more | {' | '.join(map(_first_step, machines.values()))} |")
     return lines
+
+
+def _bold(text: str, reached: bool) -> str:
+    return text if reached else f"**{text}**"
+
+
+def _grown(records: dict[str, dict[str, Any]]) -> str:
+    for name, _, _, longer, larger in growth.ends(records.get("growth-train", {"points": []})):
+        if name == "ours":
+            parts = _bold(f"{longer:.2f}x time", longer <= 7), _bold(f"{larger:.2f}x memory of the step", larger <= 7)
+            return ", ".join(parts)
+    return "not measured"
+
+
+def _first_step(records: dict[str, dict[str, Any]]) -> str:
+    if not (found := records.get("first-step")):
+        return "not measured"
+    ours, dense = (found["median"][name] for name in ("auto", "dense"))
+    return _bold(f"{ours:.2f} s, dense {dense:.2f} s", ours - dense <= 2)
 
 
 def growth_lines(record: dict[str, Any]) -> list[str]:
@@ -216,21 +229,30 @@ def growth_lines(record: dict[str, Any]) -> list[str]:
     return []
 
 
-def defaults(folder: Path, out: Path) -> list[str]:
-    """The page's first part: what this version reaches by default."""
-    records, where = read(folder), os.path.relpath(folder, out.parent)
-    lines = ["## What you get by default", "", "Measured on a machine with AVX-512 and VNNI:", ""]
-    lines += [*machines({**records, **records.get("overview", {}).get("works", {})}), ""]
-    lines += [DEFAULTS_TEXT, f"Records: [{where}]({where}).", "", *goal_table(records), "", *beside(folder)]
+def defaults(folders: Sequence[Path], out: Path) -> list[str]:
+    """The page's first part: what this version reaches by default; the first folder's machine in detail."""
+    every = {os.path.relpath(folder, out.parent): read(folder) for folder in folders}
+    named = {_cpu(records): records for records in every.values()}
+    lines = ["## What you get by default", "", "Measured on machines with AVX-512 and VNNI:", ""]
+    for records in every.values():
+        lines += machines({**records, **records.get("overview", {}).get("works", {})})
+    lines += ["", DEFAULTS_TEXT, f"Records: {', '.join(f'[{where}]({where})' for where in every)}.", ""]
+    lines += [*goal_table(named), "", *beside(folders[0])]
     lines += [*textwrap.wrap(NOW_MISSES, 120, break_on_hyphens=False), ""]
+    where, records = next(iter(every.items()))
     lines += growth_lines(records.get("growth-train", {"points": []}))
     if "overview" in records:
         lines += ["`mpd-agl bench` prints:", "", "```", overview.text(records["overview"]), "```", ""]
     for name, record in records.items():
         if "ratios" in record:
-            write_atomic(folder / f"{name}.svg", draw.svg_file(plot.bars(record)))
             lines += comparison(name, record, f"{where}/{name}.svg")
     return lines
+
+
+def _cpu(records: dict[str, dict[str, Any]]) -> str:
+    """The processor that records were measured on, as a column names it."""
+    record = next(r for r in records.values() if "hardware" in r)
+    return str(record["hardware"]["cpu"]).replace("(R)", "").replace(" Processor", "")
 
 
 def beside(folder: Path) -> list[str]:
@@ -411,7 +433,7 @@ GROWTH_TEXT = """A step keeps the convolutions' outputs and spikes of every time
 (`model.recompute` keeps less); the process's peak grows by {peak:.1f}x from T={low} to T={high}."""
 
 
-def write(folder: Path, out: Path, now: Path | None = None) -> None:
+def write(folder: Path, out: Path, now: Sequence[Path] = ()) -> None:
     """Read the records, draw the figures beside them, write the page."""
     records = read(folder)
     order = list(SETTINGS)
@@ -421,7 +443,10 @@ def write(folder: Path, out: Path, now: Path | None = None) -> None:
     where = os.path.relpath(folder, out.parent)
     about = {n: CONTENDERS[n].about for r in comparisons.values() for n in r["contenders"]}
     lines = ["# Performance", ""]
-    if now is not None and now.is_dir():
+    if now := [each for each in now if each.is_dir()]:
+        for name, record in read(now[0]).items():
+            if "ratios" in record:
+                write_atomic(now[0] / f"{name}.svg", draw.svg_file(plot.bars(record)))
         lines += [*defaults(now, out), "## 0.1 on another machine, with AVX2", ""]
     lines += ["Measured on:", "", *machines(records), "", INTRODUCTION]
     lines += [f"Made by `tools/measure_performance.sh`; records in [{where}]({where}).", ""]
@@ -443,11 +468,11 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=RECORDS, help=f"their folder (default {RECORDS})")
-    parser.add_argument("--now", type=Path, help="the folder of this version's records (default: beside the others)")
+    parser.add_argument("--now", type=Path, nargs="+", help="folders of this version's records, a machine each")
     parser.add_argument("-o", "--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
     a = parser.parse_args(argv)
     try:
-        write(a.records, a.out, a.now or (NOW if a.records == RECORDS else None))
+        write(a.records, a.out, a.now or (NOW if a.records == RECORDS else ()))
     except InputError as error:
         sys.exit(str(error))
     print(f"{a.out} written from the records in {a.records}")

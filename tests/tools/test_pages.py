@@ -215,7 +215,7 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
 
 def test_a_first_step_within_two_seconds_of_dense_reaches_its_goal():
     for ours, shown in ((3.5, "3.50 s, dense 1.60 s"), (3.7, "**3.70 s, dense 1.60 s**")):
-        lines = performance_page.goal_table({"first-step": {"median": {"auto": ours, "dense": 1.6}}})
+        lines = performance_page.goal_table({"a": {"first-step": {"median": {"auto": ours, "dense": 1.6}}}})
         assert lines[-1].endswith(f"| dense | at most 2 s more | {shown} |")
 
 
@@ -228,4 +228,4 @@ def test_the_growth_of_the_peak_is_told_where_it_was_measured():
     assert "the process's peak grows by 2.9x from T=2 to T=16." in " ".join(performance_page.growth_lines(record))
     assert performance_page.growth_lines({"points": []}) == []
     grown = "| itself | at most 7x of both | 6.50x time, **8.00x memory of the step** |"
-    assert performance_page.goal_table({"growth-train": record})[-1].endswith(grown)
+    assert performance_page.goal_table({"a": {"growth-train": record}})[-2].endswith(grown)
