@@ -34,7 +34,7 @@ from mpd_agl.kernels import active, convolution, lookup, native
 from mpd_agl.kernels.convolution import PASSES
 
 log = logging.getLogger("mpd_agl")
-FORMAT = 5
+FORMAT = 6
 KINDS = {"3x3": (3, 1), "3x3 stride 2": (3, 2), "1x1": (1, 2), "linear": (0, 1)}
 """Kernel and stride of what is measured; 0 is a linear layer."""
 WIDTHS = {16: (32, 32), 64: (16, 16), 256: (8, 16)}

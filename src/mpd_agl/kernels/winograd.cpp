@@ -24,9 +24,10 @@ constexpr int64_t DEPTH = 256;        // input channels of a panel in L1
 // Bytes of a block of tiles in Winograd's domain, which is to stay in L2: with AVX-512 that is at least 1 MB
 constexpr int64_t BLOCK_BYTES = (LANES >= 16 ? 512 : 192) << 10;
 constexpr int64_t LEAST_TILES = 48;  // of a block, also where they need more than L2: each reads all weights once
-// Tiles of a block of a weight gradient, which all threads share
-constexpr int64_t GRAD_TILES = 128;
-constexpr int64_t PART = 16;  // tiles that a thread transforms at a time
+constexpr int64_t GRAD_TILES = 64;  // tiles of a block of a weight gradient
+constexpr int64_t PART = 16;        // tiles that a thread transforms at a time
+// Chunks of a weight gradient, and bytes of all their sums: numbers of the shape alone, or threads would change bits
+constexpr int64_t MOST_CHUNKS = 32, CHUNK_BYTES = 4 << 20;
 
 constexpr float P = 0.75f, Q = 1.5f, PP = P * P, QQ = Q * Q;
 constexpr float G_0 = 1 / (PP * QQ), G_P = 1 / (2 * PP * (PP - QQ)), G_Q = 1 / (2 * QQ * (QQ - PP));
@@ -332,40 +333,76 @@ int convolve(const Geometry *g, const float *x, const float *packed, const float
     return DONE;
 }
 
-// A block at a time: all threads transform its tiles, then each adds the products of its own points and channels
+// floats from one point of a weight gradient's sums to the next
+inline int64_t grad_plane(const Geometry *g) { return g->C_out * g->C_in + 16; }
+
+// A block of tiles of a weight gradient: transformed inputs and gradients, and their products added to sums
+struct Blocks {
+    const Geometry *g;
+    const Tiles &t;
+    const float *x, *gy, *zeros;
+    float *V, *Y, *sums;
+
+    void transform(int64_t first, int64_t tiles, int64_t at) const {
+        const Layout in = Layout::of_columns(tiles, g->C_in), out = Layout::of_columns(tiles, g->C_out);
+        const int64_t part = least(PART, tiles - at);
+        transform_input(t, x, first + at, part, g->C_in, zeros, in, V + at * in.tile);
+        transform_gradient(t, gy, first + at, part, g->C_out, out, Y + at * out.tile);
+    }
+
+    // product i of POINTS * C_out / GRAD_ROWS; `add` to what the blocks before have left
+    void multiply_rows(int64_t tiles, int64_t i, bool add) const {
+        const int64_t C = g->C_in, O = g->C_out, rows = O / GRAD_ROWS;
+        const Layout in = Layout::of_columns(tiles, C), out = Layout::of_columns(tiles, O);
+        const int64_t point = i / rows, o = i % rows * GRAD_ROWS;
+        const float *a = Y + point * out.point + o / LANES * out.vector + o % LANES, *b = V + point * in.point;
+        float *sum = sums + point * grad_plane(g) + o * C;
+        int64_t c = 0;
+        for (; c + PANEL <= C; c += PANEL)
+            multiply<GRAD_ROWS, 2>(a, 1, LANES, b + c / LANES * in.vector, LANES, in.vector, tiles, add, sum + c, C);
+        for (; c < C; c += LANES)
+            multiply<GRAD_ROWS, 1>(a, 1, LANES, b + c / LANES * in.vector, LANES, in.vector, tiles, add, sum + c, C);
+    }
+};
+
+// Chunks of blocks, each with sums of its own, are summed one by one by whoever is free: no thread waits for another.
+// Where the sums of several chunks would be too large there is one, and all threads share every block of it.
 int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
-    const int64_t C = g->C_in, O = g->C_out, rows = O / GRAD_ROWS, plane = O * C + 16;
+    const int64_t C = g->C_in, O = g->C_out, products = POINTS * (O / GRAD_ROWS), sum_size = POINTS * grad_plane(g);
     const Tiles t(g);
+    const int64_t blocks = up(t.count(), GRAD_TILES);
+    const int64_t chunks = most(1, least(least(blocks, MOST_CHUNKS), CHUNK_BYTES / (4 * sum_size)));
     Team team;
     Memory memory;
-    float *V = memory.take<float>(POINTS * Layout::of_columns(GRAD_TILES, C).point),
-          *Y = memory.take<float>(POINTS * Layout::of_columns(GRAD_TILES, O).point),
-          *sums = memory.take<float>(POINTS * plane), *zeros = memory.take<float>(g->W * C);
+    Team alone;
+    alone.size = 1;
+    const auto all_V = memory.each<float>(chunks > 1 ? team : alone, POINTS * Layout::of_columns(GRAD_TILES, C).point),
+               all_Y = memory.each<float>(chunks > 1 ? team : alone, POINTS * Layout::of_columns(GRAD_TILES, O).point);
+    float *sums = memory.take<float>(chunks * sum_size), *zeros = memory.take<float>(g->W * C);
     if (!memory.ok()) return NO_MEMORY;
     std::memset(zeros, 0, g->W * C * sizeof(float));
 #pragma omp parallel num_threads(team.size)
     {
-        for (int64_t first = 0; first < t.count(); first += GRAD_TILES) {
-            const int64_t tiles = least(GRAD_TILES, t.count() - first);
-            const Layout in = Layout::of_columns(tiles, C), out = Layout::of_columns(tiles, O);
+        const Member member;
+        if (chunks > 1) {
 #pragma omp for schedule(dynamic)
-            for (int64_t at = 0; at < tiles; at += PART) {
-                const int64_t part = least(PART, tiles - at);
-                transform_input(t, x, first + at, part, C, zeros, in, V + at * in.tile);
-                transform_gradient(t, gy, first + at, part, O, out, Y + at * out.tile);
+            for (int64_t chunk = 0; chunk < chunks; chunk++) {
+                const Blocks block{g, t, x, gy, zeros, all_V[member], all_Y[member], sums + chunk * sum_size};
+                const int64_t from = blocks * chunk / chunks, to = blocks * (chunk + 1) / chunks;
+                for (int64_t b = from; b < to; b++) {
+                    const int64_t first = b * GRAD_TILES, tiles = least(GRAD_TILES, t.count() - first);
+                    for (int64_t at = 0; at < tiles; at += PART) block.transform(first, tiles, at);
+                    for (int64_t i = 0; i < products; i++) block.multiply_rows(tiles, i, b > from);
+                }
             }
+        } else {
+            const Blocks block{g, t, x, gy, zeros, all_V.all, all_Y.all, sums};
+            for (int64_t first = 0; first < t.count(); first += GRAD_TILES) {
+                const int64_t tiles = least(GRAD_TILES, t.count() - first);
+#pragma omp for schedule(dynamic)
+                for (int64_t at = 0; at < tiles; at += PART) block.transform(first, tiles, at);
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < POINTS * rows; i++) {
-                const int64_t point = i / rows, o = i % rows * GRAD_ROWS;
-                const float *a = Y + point * out.point + o / LANES * out.vector + o % LANES, *b = V + point * in.point;
-                float *sum = sums + point * plane + o * C;
-                int64_t c = 0;
-                for (; c + PANEL <= C; c += PANEL)
-                    multiply<GRAD_ROWS, 2>(a, 1, LANES, b + c / LANES * in.vector, LANES, in.vector, tiles, first > 0,
-                                           sum + c, C);
-                for (; c < C; c += LANES)
-                    multiply<GRAD_ROWS, 1>(a, 1, LANES, b + c / LANES * in.vector, LANES, in.vector, tiles, first > 0,
-                                           sum + c, C);
+                for (int64_t i = 0; i < products; i++) block.multiply_rows(tiles, i, first > 0);
             }
         }
 #pragma omp for schedule(static) nowait
@@ -376,7 +413,11 @@ int weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
                 for (int j = 0; j < SIDE; j++) {
                     vec v[SIDE], w[3];
 #pragma GCC unroll 6
-                    for (int i = 0; i < SIDE; i++) v[i] = load(sums + (SIDE * i + j) * plane + o * C + c);
+                    for (int i = 0; i < SIDE; i++) {
+                        const float *at = sums + (SIDE * i + j) * grad_plane(g) + o * C + c;
+                        v[i] = load(at);
+                        for (int64_t chunk = 1; chunk < chunks; chunk++) v[i] += load(at + chunk * sum_size);
+                    }
                     from_kernel(v, w);
                     h[0][j] = w[0], h[1][j] = w[1], h[2][j] = w[2];
                 }
