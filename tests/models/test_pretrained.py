@@ -129,7 +129,7 @@ def test_training_starts_from_a_card_and_the_next_card_says_so(card, run, tmp_pa
     assert main(["train", *start, *options, "--name", "other", "--model.name", "resnet18"]) == 2
     assert "holds weights of cnn8, got 'resnet18'. Name the model cnn8." in capsys.readouterr().err
     assert main(["train", *start, *options, "--name", "other", "--model.v-th", "1"]) == 2
-    assert "was trained with v_th=0.5, got 1.0. Leave v_th out." in capsys.readouterr().err
+    assert "was trained with v_th=0.5, got 1.0. Use --model.v_th 0.5." in capsys.readouterr().err
     for weights, told in (
         ("cifar1O", "unknown pretrained network 'cifar1O'. Did you mean 'cifar10'?"),
         ("https://host/card.json#sha256=12", "a card at an address is named with its hash"),

@@ -162,7 +162,9 @@ def _read_card(data: bytes, source: str) -> Card:
     return Card(**raw)
 
 
-def check_options(card: Card, model: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(
+    card: Card, model: str, options: Mapping[str, Any], defaults: Mapping[str, Any], fix: str = "Leave {name} out."
+) -> dict[str, Any]:
     """The options to build a network with: the card's, and what the user may change; else one sentence."""
     if model != card.model:
         raise InputError(
@@ -172,7 +174,8 @@ def check_options(card: Card, model: str, options: Mapping[str, Any], defaults: 
         own = card.options.get(name, defaults[name])
         if name not in (*FREE, "num_classes") and value != own:
             raise InputError(
-                f"pretrained {card.name!r} was trained with {name}={own!r}, got {value!r}. Leave {name} out."
+                f"pretrained {card.name!r} was trained with {name}={own!r}, got {value!r}. "
+                + fix.format(name=name, own=own)
             )
     return {**card.options, **options}
 

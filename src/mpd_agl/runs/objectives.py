@@ -120,6 +120,6 @@ def _start_from_card(card: Card, net: nn.Module) -> dict[str, str]:
     if not isinstance(net, Network):
         raise InputError(f"model.weights {card.name!r} holds weights of {card.model}. Use --model.name {card.model}.")
     options = {k: v for k, v in vars(net.options).items() if k not in TRAINING_ONLY}
-    check_options(card, net.name, options, options)
+    check_options(card, net.name, options, options, fix="Use --model.{name} {own}.")
     net.load_state_dict(fitting_state(card, pretrained_state(card), net.state_dict(), net.options.num_classes))
     return {"weights_from": card.name, "weights_sha256": card.weights["sha256"]}
