@@ -18,8 +18,10 @@ measure() { # NAME WORK OPTIONS...
     $agl bench "$@" --threads "$threads" -o "$folder/$name.json"
 }
 
-# What a user gets by default; the other contenders below are 0.1's names for parts of it.
-now=docs/results/performance-$(lscpu 2>/dev/null | grep -q avx512f && echo avx512 || echo avx2)
+# What a user gets by default, in a folder per kind of machine; the other contenders below are 0.1's names for parts of
+# it.
+vendor=$(lscpu 2>/dev/null | grep -q AuthenticAMD && echo -amd || true)
+now=docs/results/performance-$(lscpu 2>/dev/null | grep -q avx512f && echo avx512 || echo avx2)$vendor
 mkdir -p "$now"
 [ -f "$now/overview.json" ] || $agl bench --threads "$threads" -o "$now/overview.json"
 old=$folder folder=$now
@@ -27,6 +29,7 @@ measure train-full train --width-mult 1 --batch 16 --rounds 3 --contenders ours 
 measure train-vggsnn train --model vggsnn --width-mult 0.25 --T 10 --batch 16 --contenders ours spikingjelly ann convs
 measure train-narrow train --batch 100 --contenders ours native spikingjelly snntorch ann convs
 $agl bench growth --axes num_steps --rounds 2 --threads "$threads" --contenders ours -o "$now/growth-train.json"
+[ -f "$now/first-step.json" ] || $python -m tools.first_step -o "$now/first-step.json"
 folder=$old
 
 ours="native native+auto"
