@@ -15,7 +15,7 @@ from mpd_agl import records
 from mpd_agl.models import Network
 from mpd_agl.paper import smoothed
 from mpd_agl.paper.descent_measure import FACTORS, STEPS, Batch, measure
-from mpd_agl.paper.evidence import FIXED, METHODS, OPTIMIZERS, variant
+from mpd_agl.paper.evidence import FIXED, METHODS, OPTIMIZERS, OURS, variant
 from mpd_agl.paper.grouped_bars import colour, style_of
 from mpd_agl.paper.study import LABELS, REFERENCE, Group, Study, Variant, label
 from mpd_agl.report import draw
@@ -31,8 +31,6 @@ NETWORKS = {"cnn8": "CNN-8", "plain16": "plain, 16 layers", "resnet19": "ResNet-
 RULES = tuple(m for m in METHODS if m not in ("psg", "stbp-tdbn@kappa=best"))
 """PSG's widths are learnt, so they have no value on another rule's weights."""
 BATCHES = {"smoke": 1, "cpu": 4, "paper": 16}
-SHOWN_STEP = 0.01
-"""The length of the step that the table shows, as a share of the weights' norm."""
 SMALL_NET = "smoothed.json"
 
 
@@ -186,17 +184,34 @@ def show(groups: Sequence[Group]) -> PageSection:
     ]
     head = ("network", "data", "epoch", "rule", "c")
     falls = ("fall, same batch", "fall, fresh batch", "layerwise, same", "layerwise, fresh")
-    table = Table((*head, *falls, "gradient first/last layer"), rows, tuple(range(4, 10)))
+    details = Table((*head, *falls, "gradient first/last layer"), rows, tuple(range(4, 10)))
     notes = [
-        f"Fall of the loss at a step of {SHOWN_STEP:g} of the weights' norm against the surrogate gradient: along the "
-        "whole gradient (as SGD goes), and along each parameter's own with a length of its own (layerwise: the "
-        "direction without the layers' gains). Same: the batch that the gradient is of; fresh: another one. "
+        f"Largest fall of the loss over steps of {', '.join(f'{s:g}' for s in STEPS)} of the weights' norm against the "
+        "surrogate gradient, below 0 where every step makes it rise: along the whole gradient (as SGD goes), and along "
+        "each parameter's own with a length of its own (layerwise: the direction without the layers' gains). Same: the "
+        "batch that the gradient is of, which the figure shows; fresh: another one. "
         "c multiplies the rule's width. All rules see the same weights, those of a run trained by MPD-AGL.",
         "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
         "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise "
         "allows.",
     ]
-    return PageSection("descent", STUDY.title, _sentence(groups, found), [panel], table, notes)
+    table = _by_width([(g.variant, found[g.variant.at["network"] + g.variant.at["data"]]) for g, _ in runs])
+    return PageSection("descent", STUDY.title, _sentence(groups, found), [panel], table, notes, details=details)
+
+
+def _by_width(found: Sequence[tuple[Variant, dict[int, dict[str, Any]]]]) -> Table:
+    """Falls on the gradient's own batch: multiples of Eq. 7's width side by side, and our rule."""
+    factors = [f"{c:g}" for c in FACTORS]
+    rows = []
+    for variant_, by_epoch in found:
+        for epoch, rules in by_epoch.items():
+            for kind in ("whole", "layerwise"):
+                own = [rules.get(REFERENCE, {}).get(c) for c in factors] + [rules.get(OURS, {}).get("1")]
+                cells = ["" if m is None else f"{_fall(m, kind, 'same'):+.3f}" for m in own]
+                name = f"{NETWORKS[variant_.at['network']]}, {variant_.at['data']}"
+                rows.append([name, str(epoch), kind, *cells])
+    head = ("network", "epoch", "along", *(f"Eq. 7 x {c}" for c in factors), label(OURS))
+    return Table(head, rows, tuple(range(3, 4 + len(factors))))
 
 
 def _moments_of(run: Run) -> dict[int, dict[str, Any]]:
@@ -210,18 +225,19 @@ def _moments_of(run: Run) -> dict[int, dict[str, Any]]:
     }
 
 
-def _at_step(measured: dict[str, Any], kind: str, on: str) -> float:
-    return float(measured[kind][on][STEPS.index(SHOWN_STEP)])
+def _fall(measured: dict[str, Any], kind: str, on: str) -> float:
+    """Of the step that lets the loss fall farthest."""
+    return float(max(measured[kind][on]))
 
 
 def _cells(measured: dict[str, Any]) -> list[str]:
     rms = measured["gradient_rms"]
-    falls = [_at_step(measured, kind, on) for kind in ("whole", "layerwise") for on in ("same", "fresh")]
+    falls = [_fall(measured, kind, on) for kind in ("whole", "layerwise") for on in ("same", "fresh")]
     return [*(f"{f:+.4f}" for f in falls), f"{rms[0] / rms[-1]:.3g}" if rms and rms[-1] > 0 else ""]
 
 
 def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
-    """Fresh-batch falls at the first and last moment, layerwise at the last, gradients by layer at the start."""
+    """Falls at the first and last moment, layerwise at the last, gradients by layer at the start."""
     name = f"{NETWORKS[group.variant.at['network']]}, {group.variant.at['data']}"
     epochs = list(found)
     if not epochs:
@@ -231,12 +247,12 @@ def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
     plans = ((row[0], epochs[0], "whole"), (row[1], epochs[-1], "whole"), (row[2], epochs[-1], "layerwise"))
     for axes, epoch, kind in plans:
         for method, by_factor in found[epoch].items():
-            points = sorted((_width(m), _at_step(m, kind, "fresh")) for m in by_factor.values())
+            points = sorted((_width(m), _fall(m, kind, "same")) for m in by_factor.values())
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **_look(method))
             if "1" in by_factor:  # the rule's own width
                 own = by_factor["1"]
                 ring: dict[str, Any] = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "label": "_own"}
-                axes.plot([_width(own)], [_at_step(own, kind, "fresh")], color=colour(method), linestyle="none", **ring)
+                axes.plot([_width(own)], [_fall(own, kind, "same")], color=colour(method), linestyle="none", **ring)
         axes.axhline(0, color=draw.SOFT, linewidth=0.8)
         _log_axis(axes)
         axes.set_xlabel("median width of the layers")
@@ -287,17 +303,17 @@ def _cosines(row: Any, small: dict[str, Any]) -> None:
 
 
 def _sentence(groups: Sequence[Group], found: dict[str, dict[int, dict[str, Any]]]) -> str:
-    """The factor at which Eq. 7's gradient lets the loss fall farthest on a fresh batch, per network."""
+    """How far the loss falls along Eq. 7's gradient at a quarter of its width, at its width and at four times it."""
     told = []
     for g in groups:
         by_epoch = found.get(g.variant.at["network"] + g.variant.at["data"], {})
         rules = by_epoch[max(by_epoch)] if by_epoch else {}
         if by_factor := rules.get(REFERENCE):
-            best = max(by_factor, key=lambda c: _at_step(by_factor[c], "layerwise", "fresh"))
-            told.append(f"{NETWORKS[g.variant.at['network']]} on {g.variant.at['data']}: {best}")
+            falls = " | ".join(f"{_fall(by_factor[c], 'whole', 'same'):+.3f}" for c in ("0.25", "1", "4"))
+            told.append(f"{NETWORKS[g.variant.at['network']]} {falls}")
     if not told:
         return "Fall of the loss along surrogate gradients of different widths."
-    return f"Multiple of Eq. 7's width whose direction lets the loss fall farthest at the end: {'; '.join(told)}."
+    return f"Fall of the loss at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width: {'; '.join(told)}."
 
 
 STUDY = Study(
