@@ -32,8 +32,6 @@ from mpd_agl.records.progress import progress
 from mpd_agl.records.record import reading
 
 SCHEMA = 1
-PLANNED = ("cifar10", "cifar100")
-"""Names that a version without their weights refuses with a sentence of its own."""
 FORMATS = ("float16", "int8")
 SCALE = ":scale"
 """Behind the name of an int8 tensor: the tensor that holds its factor per output channel."""
@@ -124,12 +122,7 @@ def pretrained_card(pretrained: str) -> Card:
         except OSError as error:
             raise InputError(f"no model card at {path} ({error.strerror}). Give the .json file of a network.") from None
         return Card(**{**found.to_dict(), "folder": path.parent})
-    if pretrained in PLANNED:
-        raise InputError(
-            f"pretrained network {pretrained!r} is not in this version of the package: its weights are not trained "
-            f"yet. Train it: mpd-agl train --preset {pretrained}-resnet19-t2 --model.width_mult 0.125."
-        )
-    raise unknown_name("pretrained network", pretrained, list_pretrained() or ["(none in this version)"])
+    raise unknown_name("pretrained network", pretrained, list_pretrained())
 
 
 def _read_card(data: bytes, source: str) -> Card:
