@@ -2,8 +2,8 @@
 
     python -m tools.rivals_page [--records docs/results/rivals] [-o docs/rivals.md]
 
-`rivals.json` comes from `mpd-agl reproduce rivals`, `methods.json` from `mpd-agl bench methods`. A record that is not
-there leaves its table as it is. Lines are those of the definitions that stand for one rival, docstrings included;
+`rivals.json` comes from `mpd-agl reproduce rivals`, `table1.json` from `mpd-agl reproduce table1`, `methods.json` from
+`mpd-agl bench methods`. A record that is not there leaves its table as it is. Lines are those of the definitions that stand for one rival, docstrings included;
 what several share is a row of its own.
 """
 
@@ -97,6 +97,20 @@ def demo_table(record: dict[str, Any]) -> list[str]:
     return [*textwrap.wrap(words, 120, break_on_hyphens=False), "", table[0], rule, *table[1:]]
 
 
+def table1_table(record: dict[str, Any]) -> list[str]:
+    """The rows of Table 1 that were trained here, without those that are quoted."""
+    head, rows = record["table"]["head"], record["table"]["rows"]
+    kept = [head.index(name) for name in ("method", "network", "T", "accuracy, last epoch", "best on test")]
+    here = [[row[k] for k in kept] for row in rows if row[head.index("source")] == "here"]
+    table = [f"| {' | '.join(row)} |" for row in ([head[k] for k in kept], *here)]
+    made = ", ".join(sorted({f"{c['hardware']['cpu']}, {c['hardware']['threads']} thread" for c in record["cells"]}))
+    commits = ", ".join(sorted({str(c["code"]["commit"])[:9] for c in record["cells"]}))
+    told = [note for note in record["notes"] if note.startswith(("Not complete", "Ended in NaN", "Departs", "Data:"))]
+    words = " ".join([*told, f"{made}; commits {commits}.", "[Record](results/rivals/table1.json)."])
+    rule = "|---|---|---:|---:|---:|"
+    return [*textwrap.wrap(words, 120, break_on_hyphens=False), "", table[0], rule, *table[1:]]
+
+
 def cost_table(record: dict[str, Any]) -> list[str]:
     """Time and memory of a training step over mpd-agl's."""
     s, h = record["setting"], record["hardware"]
@@ -124,7 +138,12 @@ def main(argv: list[str] | None = None) -> int:
     a = p.parse_args(argv)
     try:
         made = {"lines": line_table()}
-        for name, file, table in (("demo", "rivals.json", demo_table), ("cost", "methods.json", cost_table)):
+        sources = {
+            "demo": ("rivals.json", demo_table),
+            "table1": ("table1.json", table1_table),
+            "cost": ("methods.json", cost_table),
+        }
+        for name, (file, table) in sources.items():
             if (path := a.records / file).is_file():
                 with reading(path):
                     made[name] = table(json.loads(path.read_text(encoding="utf-8")))

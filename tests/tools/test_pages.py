@@ -144,6 +144,24 @@ def test_a_page_of_another_kind_stays_as_it_is(tmp_path):
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["page.md", "record.json"]
 
 
+def test_the_rows_of_table_1_that_were_trained_here_are_shown():
+    head = ["data", "method", "source", "network", "T", "accuracy, last epoch", "best on test", "MPD-AGL minus this"]
+    rows = [
+        ["CIFAR-10", "TAB", "here", "ResNet-19", "2", "30.00", "31.00", "", ""],
+        ["CIFAR-10", "TAB", "quoted", "ResNet-19", "2", "", "", "", "94.73"],
+    ]
+    cell = {"hardware": {"cpu": "a processor", "threads": 1}, "code": {"commit": "0123456789"}}
+    notes = ["The paper: no", "Data: cifar10: 10,000 training and 2,000 test samples."]
+    made = rivals_page.table1_table(
+        {"table": {"head": [*head, "paper"], "rows": rows}, "cells": [cell], "notes": notes}
+    )
+    assert made[-1] == "| TAB | ResNet-19 | 2 | 30.00 | 31.00 |"
+    assert len(made) == 6
+    assert made[0].startswith(
+        "Data: cifar10: 10,000 training and 2,000 test samples. a processor, 1 thread; commits 0123"
+    )
+
+
 def test_the_rivals_page_has_a_table_per_record_and_keeps_the_others(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\n" for n in ("demo", "cost", "lines")))
