@@ -3,8 +3,8 @@
     python -m tools.rivals_page [--records docs/results/rivals] [-o docs/rivals.md]
 
 `rivals.json` comes from `mpd-agl reproduce rivals`, `table1.json` from `mpd-agl reproduce table1`, `methods.json` from
-`mpd-agl bench methods`. A record that is not there leaves its table as it is. Lines are those of the definitions that stand for one rival, docstrings included;
-what several share is a row of its own.
+`mpd-agl bench methods`. A record that is not there leaves its table as it is. Lines are those of the definitions that
+stand for one rival, docstrings included; what several share is a row of its own.
 """
 
 import argparse

@@ -157,9 +157,7 @@ def test_the_rows_of_table_1_that_were_trained_here_are_shown():
     )
     assert made[-1] == "| TAB | ResNet-19 | 2 | 30.00 | 31.00 |"
     assert len(made) == 6
-    assert made[0].startswith(
-        "Data: cifar10: 10,000 training and 2,000 test samples. a processor, 1 thread; commits 0123"
-    )
+    assert made[0].startswith("Data: cifar10: 10,000 training and 2,000 test samples. a processor, 1 thread")
 
 
 def test_the_rivals_page_has_a_table_per_record_and_keeps_the_others(tmp_path, capsys):
