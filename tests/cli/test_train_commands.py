@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -484,3 +485,16 @@ def test_a_run_is_named_by_its_path_or_by_its_name_in_runs(tmp_path, monkeypatch
     assert find_run("other/mine") == Path("other/mine")
     (tmp_path / "mine").mkdir()
     assert find_run("mine") == Path("mine")
+
+
+def test_commands_take_a_run_by_its_name(runs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(runs / "one", tmp_path / "runs" / "one")
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "one"]) == 0
+    assert main(["energy", "cnn8", "--checkpoint", "one"]) == 0
+    assert main(["train", "--resume", "one", "--quiet"]) == 0
+    assert train(tmp_path / "runs", "--name", "two", "--model.weights", "one", "--quiet") == 0
+    capsys.readouterr()
+    assert main(["evaluate", "three"]) == 2
+    assert "three is not there. `mpd-agl runs` lists the runs." in capsys.readouterr().err
