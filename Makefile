@@ -11,6 +11,7 @@ NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml setup.py tools/constraints.txt tools/peers.txt $(NATIVE)
+	@echo "installing into $(VENV): some minutes and about 2 GB, most of it torch"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt -e ".[dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tools/peers.txt

@@ -166,7 +166,7 @@ def test_monitor_in_a_training_step_changes_no_number():
 def test_bad_input():
     with pytest.raises(InputError, match="every must be at least 1, got 0"):
         Monitor(small(), every=0)
-    with pytest.raises(InputError, match="found no SpikingBlock"):
+    with pytest.raises(InputError, match="no spiking neuron that can be watched"):
         Monitor(torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match=r"no activity for \d+ layers \(first conv2\)"):
         energy(small(), {})

@@ -243,7 +243,7 @@ def test_what_cannot_be_watched_is_told():
     monitor = Monitor(nn.Sequential(unknown, Own()), every=1)
     assert monitor.layers == ["1"]
     assert "Unknown" in monitor.not_watched["0"]
-    with pytest.raises(InputError, match="found no SpikingBlock.*Unknown"):
+    with pytest.raises(InputError, match="no spiking neuron that can be watched.*Unknown"):
         Monitor(nn.Sequential(unknown))
 
 

@@ -27,7 +27,7 @@ def test_it_ends_with_a_sentence_a_picture_a_report_and_the_next_command(tmp_pat
         assert picture.width > 1200
         assert picture.getpixel((2, 2))[:3] == (255, 255, 255)
     page = (tmp_path / "demo/report.html").read_text()
-    assert "A window that stays, and one that follows" in page
+    assert "A window that stays, and one that fits" in page
     assert f"report   {tmp_path / 'demo/report.html'}" in said
     assert f"next     mpd-agl runs {tmp_path} --open demo" in said
     # Either order of the runs finds the pair; a run and itself at another threshold are none.

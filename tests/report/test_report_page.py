@@ -144,7 +144,7 @@ def test_comparison(tmp_path, few_figures):
     data = build_page([read_run(r) for r in runs])
     check_alone(data)
     text = Page(data).text
-    assert "At the last epoch 3: s2 is highest with 95.00 %, 4.00 points above 2: s1" in text
+    assert "Run 3: s2 ends highest, with 95.00 % test accuracy, 4.00 points above run 2: s1" in text
     for key in ("accuracy", "loss", "available", "rate", "kappa-layers", "available-layers"):
         assert data.count(f'id="c-compare-{key}-figure_1"'.encode()) == 1, key
     assert re.search(r"mpd-agl 3 2 91\.00 % 0\.00 91\.00, 91\.00", text)  # mean and spread over two seeds

@@ -24,6 +24,10 @@ from mpd_agl.nn.moments import MeasuredMoments, PotentialSums
 from mpd_agl.nn.neuron import Neuron
 from mpd_agl.nn.width import set_chain
 
+LEGEND = (
+    "reads: the norm before the neuron; scale: what its current was multiplied by; to v_th: deviations from the mean "
+    "to the threshold; from: where the width's moments come from; inside: the share of potentials in the window."
+)
 Source = Literal["auto", "predicted", "measured"]
 Calibrate = bool | Literal["threshold", "force"]
 Fuse = bool | Literal["dense"]
@@ -104,7 +108,7 @@ class Adaptation:
         table = Table(title=f"adapted to {self.method}", title_justify="left")
         for column in ("layer", "neuron", "v_th", "decay", "reset", "reads"):
             table.add_column(column, no_wrap=True)
-        for column in ("scale", "std/v_th", "to v_th", "rate", "width", "", "inside"):
+        for column in ("scale", "std/v_th", "to v_th", "rate", "width", "from", "inside"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in self.layers:
             table.add_row(*_cells(row))
@@ -116,6 +120,7 @@ class Adaptation:
             notes.insert(
                 0, "Every layer ran for one timestep: pass forward= if you loop over time outside the network."
             )
+        notes.insert(0, LEGEND)
         if fused := sum(bool(r.fused) for r in self.layers):
             notes.insert(0, f"{fused} of {len(self.layers)} layers are fused.")
         notes += [f"{r.layer} ({r.neuron}) was not adapted: {r.reason}." for r in self.not_adapted]
@@ -187,8 +192,8 @@ def adapt(
     `core.SURROGATES`) replaces its shape.
 
     `fuse=True` runs norm and neuron of SpikingJelly's IF, LIF and ParametricLIF nodes as one kernel, where spikes and
-    gradients on the batch are the same. Convolutions and linear layers then skip zeros where that is faster: each
-    measures its ways at its first call, so roundings may differ between two runs. `fuse="dense"` leaves them torch's.
+    gradients on the batch are the same. Convolutions and linear layers then skip zeros where that is faster on this
+    machine. `fuse="dense"` leaves them torch's.
 
     Returns what was found and done; print it.
     """
@@ -204,6 +209,7 @@ def adapt(
         )
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
+    _check(net, batch)
     for _, neuron, spike in adaptive_spikes(net):
         if spike.only_watches and spike.watchers:
             raise InputError("a Monitor watches the network. Close it, adapt the network, and watch it again.")
@@ -211,7 +217,6 @@ def adapt(
             take_out(neuron, spike)
     if adaptive_spikes(net):
         raise InputError("the network is adapted already. Call release(net) first to adapt it anew.")
-    _check(net, batch)
     rule = None if method is None else get_method(method)
     if rule is not None and rule.replaces_neuron:
         raise InputError(
@@ -352,7 +357,9 @@ def _runner(net: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], obje
 def _check(net: Any, batch: Any) -> None:
     """Refuse what is no network, and a batch with NaN or Inf: calibration would carry it into the weights."""
     if not isinstance(net, nn.Module):
-        raise InputError(f"adapt takes a network, a torch.nn.Module, got {type(net).__name__}.")
+        raise InputError(
+            f"adapt takes a network, a torch.nn.Module, got {type(net).__name__}. Pass the network itself."
+        )
     for part in batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else [batch]:
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise InputError("the batch holds NaN or Inf values. Correct the data; nothing was changed.")

@@ -182,8 +182,8 @@ def diagnose(
     if kept > SAME and not (left and findings and findings[0].illness == CARRIED_STATE):
         library = next((x for x in libraries.values() if x in CURES_OF_STATE), "own")
         notes.append(
-            "the network keeps its state from call to call: the same batch twice gave outputs that differ by "
-            f"{kept:.0%} of the largest; {CURES_OF_STATE[library]}"
+            "the network keeps its state from call to call, which is fine where your loop resets it: without a reset "
+            f"the same batch twice gave outputs that differ by {kept:.0%} of the largest; {CURES_OF_STATE[library]}"
         )
     notes += [f"{name} was not looked at: {why}" for name, why in monitor.not_watched.items()]
     return Diagnosis(layers=tuple(rows), findings=tuple(findings), notes=tuple(notes), snapshot=snapshot)
@@ -244,7 +244,7 @@ def _runner(
             words = " ".join(str(error).split())[:300]
             raise InputError(
                 f"{called} failed with {type(error).__name__}: {words}. "
-                "Pass a batch as you train with, or forward= with your own loop."
+                "Pass a batch as you train with (--batch FILE.npz in a shell), or forward= with your own loop."
             ) from error
         while isinstance(output, (tuple, list)) and output:
             output = output[0]

@@ -65,7 +65,7 @@ class Monitor:
         if not self.layers:
             found = "".join(f" {name}: {why}." for name, why in list(self.not_watched.items())[:3])
             raise InputError(
-                "Monitor found no SpikingBlock and no neuron that it can watch in this network. "
+                "no spiking neuron that can be watched was found in this network. "
                 "Build it from mpd_agl.nn, SpikingJelly, snnTorch or Norse, or make your own neuron known by "
                 f"mpd_agl.adapt.register_neuron.{found}"
             )

@@ -96,6 +96,8 @@ def run(argv: list[str]) -> int:
         net = int8_network(trained.network, torch.device("cpu"))[0]
     with torch.no_grad():
         p_NK = mean_output(net(x.permute(0, 3, 1, 2))).softmax(1)
+    if a.pretrained and not a.json:
+        print(_about(a.pretrained))
     for path, (_, inverted), p_K in zip(images, read, p_NK, strict=True):
         best = p_K.topk(min(a.top, len(facts["classes"])))
         found = [(facts["classes"][k], v) for k, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
@@ -215,7 +217,20 @@ def _open(path: Path, mode: str, size: tuple[int, int]) -> "Image.Image":
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is no image that can be read ({error}). Give a PNG or JPEG file.") from None
+        raise InputError(f"{path} is no image that can be read ({error}). Give a PNG, JPEG or WebP file.") from None
+
+
+def _about(pretrained: str) -> str:
+    """What a trained network knows, in a line: its classes come from a data set of small images."""
+    from mpd_agl.models import pretrained_card
+
+    card = pretrained_card(pretrained)
+    H, W, _ = card.shape
+    score = 100 * card.check["stored"]["accuracy"]
+    return (
+        f"{card.name}: {len(card.classes)} classes, {score:.2f} % of {card.record['data']['name']}'s test set; "
+        f"photos are read at {W} x {H} pixels"
+    )
 
 
 def _from_deep(image: "Image.Image") -> "Image.Image":

@@ -1,4 +1,4 @@
-"""The idea in one picture: a layer's potentials over training, a window that stays, and one that follows."""
+"""The idea in one picture: a layer's potentials over training, a window that stays, and one that fits."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def show(groups: Sequence[Group]) -> PageSection:
 
 STUDY = Study(
     name="idea",
-    title="A window that stays, and one that follows",
+    title="A window that stays, and one that fits",
     paper="What happens where the potentials are not where a fixed window expects them?",
     variants=variants,
     show=show,

@@ -44,7 +44,7 @@ def comparison(runs: Sequence[Run]) -> PageSection:
     gap = 100 * (first.last["test_accuracy"] - other.last["test_accuracy"])
     samples = first.record.data["test"]["samples"]
     highest = share(first.last["test_accuracy"], 2)
-    lead = f"At the last epoch {top} is highest with {highest}, {gap:.2f} points above {bottom}"
+    lead = f"Run {top} ends highest, with {highest} test accuracy, {gap:.2f} points above run {bottom}"
     if gap == 0:
         lead = f"All runs end at the same test accuracy, {highest}"
     sentence = (

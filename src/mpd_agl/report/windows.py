@@ -1,7 +1,7 @@
 """The idea in one picture: a layer's potentials over training, and the window in which a gradient passes.
 
 Two runs of one configuration that differ in the method alone stand side by side: one whose window stays, one whose
-window follows. Every number is of the runs' own snapshots.
+window fits. Every number is of the runs' own snapshots.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,7 @@ def windows(runs: Sequence[Run]) -> PageSection | None:
     note = (
         "Dark: potentials inside the window, where a gradient passes; the shares at the right are of the whole batch."
     )
-    return PageSection(
-        "windows", "A window that stays, and one that follows", panel.alt, [panel], notes=[note], wide=True
-    )
+    return PageSection("windows", "A window that stays, and one that fits", panel.alt, [panel], notes=[note], wide=True)
 
 
 def pair(runs: Sequence[Run]) -> tuple[Run, Run] | None:
@@ -70,7 +68,7 @@ def picture(fixed: Run, fitting: Run, layer: str = "", *, title: str = "") -> Pa
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.86))
     low, high = _range(fixed, fitting, name)
     _ridges(left, fixed, name, (low, high), FIXED, "a fixed window")
-    _ridges(middle, fitting, name, (low, high), FITTING, f"a window that follows ({fitting.record.config['method']})")
+    _ridges(middle, fitting, name, (low, high), FITTING, f"a window that fits ({fitting.record.config['method']})")
     left.set_ylabel("training  →", fontsize=11)
     _accuracies(right, fixed, fitting)
     if title:
@@ -81,12 +79,12 @@ def picture(fixed: Run, fitting: Run, layer: str = "", *, title: str = "") -> Pa
 def sentence(fixed: Run, fitting: Run, layer: str = "") -> str:
     """What the picture shows, in words and numbers."""
     name = layer or middle_layer(fitting)
-    held, follows = (mean(r.detailed[-1]["layers"][name]["available_T"]) for r in (fixed, fitting))
+    held, inside = (mean(r.detailed[-1]["layers"][name]["available_T"]) for r in (fixed, fitting))
     v_th = fixed.record.config["model"]["v_th"]
     return (
         f"At a threshold of {v_th:g} the window of fixed width {_width(fixed, name)} holds {share(held)} of the "
         f"potentials of {name}, and the network ends at {share(fixed.last['test_accuracy'])} test accuracy; the window "
-        f"that follows them ends at width {_width(fitting, name)}, holds {share(follows)}, and the same network "
+        f"that fits them ends at width {_width(fitting, name)}, holds {share(inside)}, and the same network "
         f"reaches {share(fitting.last['test_accuracy'])}."
     )
 
@@ -160,7 +158,7 @@ def _ridges(axes: Axes, run: Run, layer: str, limits: tuple[float, float], tint:
 
 def _accuracies(axes: Axes, fixed: Run, fitting: Run) -> None:
     end = max(r.epochs[-1]["epoch"] for r in (fixed, fitting))
-    for run, tint, words in ((fixed, FIXED, "fixed"), (fitting, FITTING, "follows")):
+    for run, tint, words in ((fixed, FIXED, "fixed"), (fitting, FITTING, "fits")):
         x, y = [e["epoch"] for e in run.epochs], [e["test_accuracy"] for e in run.epochs]
         axes.plot(x, y, color=tint, linewidth=2.4, marker="o", markersize=4.5)
         axes.text(
