@@ -28,7 +28,7 @@ from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 
 RECORDS, PAGE = Path("docs/results/performance"), Path("docs/performance.md")
-NOW = (Path("docs/results/performance-avx512-amd"), Path("docs/results/performance-avx512"))
+NOW = (Path("docs/results/performance-avx512"), Path("docs/results/performance-avx512-amd"))
 OURS = ("native", "native+auto")
 NARROW, FULL, VGG = "train-narrow", "train-full", "train-vggsnn"
 
