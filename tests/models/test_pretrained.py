@@ -75,7 +75,10 @@ def test_predict_and_evaluate_take_the_card(card, tmp_path, capsys):
     Image.fromarray(digits.x[3, ..., 0]).resize((300, 200)).convert("RGBA").save(tmp_path / "photo.png")
     capsys.readouterr()
     assert main(["predict", "--pretrained", str(card), str(tmp_path / "photo.png")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    about, *lines = capsys.readouterr().out.splitlines()
+    score = json.loads(card.read_text())["check"]["stored"]["accuracy"]
+    said = f"digits: 10 classes, {100 * score:.2f} % of mnist5k's test set; photos are read at 14 x 14 pixels"
+    assert about == said
     assert lines[0] == str(tmp_path / "photo.png")
     assert len(lines) == 6
     shares = [float(line.split()[-2]) for line in lines[1:]]
