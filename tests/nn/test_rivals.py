@@ -186,6 +186,26 @@ def test_ds_atgo_by_hand():
     assert neuron.theta[:3].tolist() == pytest.approx([*(0.81 + 0.19 * th for th in theta), 1.0])
 
 
+@pytest.mark.parametrize("shape", [(T, 6), (T, N, C, 3, 2), (1, N, C)])
+def test_ds_atgo_takes_any_rank_and_one_step_that_stands_for_all(shape):
+    i_S = currents(7, shape=shape).requires_grad_()
+    neuron = AtgoNeuron(tau=0.3).double()
+    s_T = neuron(i_S, num_steps=T)
+    i_T = i_S.detach().expand(T, *shape[1:]).clone().requires_grad_()
+    rho = neuron.rho.detach().clone().requires_grad_()
+    want, thetas = ds_atgo(i_T, torch.sigmoid(rho), 0.5, "threshold")
+    written = core.atgo(i_T, torch.sigmoid(rho))
+    assert torch.equal(s_T, want)
+    assert torch.equal(written.s_T, want)
+    torch.testing.assert_close(neuron.theta[:T], 0.45 + 0.1 * thetas)
+    torch.testing.assert_close(written.theta_T, thetas)
+    g_T = torch.randn(s_T.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    got = torch.autograd.grad(s_T, [i_S, neuron.rho], g_T)
+    g_i, g_rho = torch.autograd.grad(want, [i_T, rho], g_T)
+    torch.testing.assert_close(got, (g_i.sum(0, keepdim=True) if shape[0] == 1 else g_i, g_rho))
+    torch.testing.assert_close(torch.autograd.grad(written.s_T, [i_T, rho], g_T), (g_i, g_rho))
+
+
 def test_ds_atgo_evaluates_at_the_running_thresholds_which_are_saved():
     neuron = AtgoNeuron(v_th=1.0, tau=0.3).double()
     i_T = currents(3)

@@ -1,6 +1,5 @@
 """DS-ATGO (Jiang et al., AAAI 2026, arXiv 2511.13050): threshold and width from the potentials of the batch at hand."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 from mpd_agl.core.lif import lif
 from mpd_agl.core.mpd import WidthForm, atgo_width
 from mpd_agl.core.surrogate import Surrogate, spike
-
-Statistics = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class AtgoSequence(NamedTuple):
@@ -41,7 +38,6 @@ def atgo(
     surrogate: str | Surrogate = "rectangular",
     detach_reset: bool = False,
     kept_0: Tensor | None = None,
-    statistics: Statistics = mean_and_std,
 ) -> AtgoSequence:
     """A sequence of neurons that fire at `theta_t = mean(v_t) + std(v_t)`, a constant of the backward pass.
 
@@ -57,7 +53,7 @@ def atgo(
     kappas: list[Tensor] = []
 
     def fire(v: Tensor, _: Tensor, t: int) -> Tensor:
-        mean, std = statistics(v.detach())
+        mean, std = mean_and_std(v.detach())
         theta = mean + std if theta_T is None else theta_T[t].to(v.dtype)
         kappa = atgo_width(theta, std, v_th=v_th, width=width, form=form)
         thetas.append(theta)

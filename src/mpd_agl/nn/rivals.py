@@ -1,14 +1,13 @@
 """Neurons of published rivals. Where a rival is a LIF or PLIF with other options, it is a function that makes one."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.core import atgo
-from mpd_agl.core.atgo import mean_and_std
-from mpd_agl.core.mpd import WidthForm
+from mpd_agl import kernels
+from mpd_agl.core.mpd import WidthForm, atgo_width
 from mpd_agl.errors import InputError
 from mpd_agl.nn.moments import CAPACITY, PotentialSums
 from mpd_agl.nn.neuron import LIF, NOT_ASKED, PLIF, Pass, checked_threshold
@@ -66,6 +65,15 @@ def mpr_neuron(**options: Any) -> LIF:
     return LIF(**{**options, "surrogate": "mpr", "reset": "soft", "drop": 1.0})
 
 
+class _Sequence(NamedTuple):
+    """What DS-ATGO's steps give; potentials only where somebody asks for them."""
+
+    s_T: Tensor
+    v_T: Tensor | None
+    theta_T: Tensor
+    kappa_T: Tensor
+
+
 class AtgoNeuron(PLIF):
     """DS-ATGO (Jiang et al. 2026): PLIF that fires at `theta_t = mean(v_t) + std(v_t)` of the layer and batch at hand.
 
@@ -94,17 +102,6 @@ class AtgoNeuron(PLIF):
         last = (self.steps - 1).clamp_min(0)
         return self.theta[torch.minimum(torch.arange(num_steps, device=last.device), last)]
 
-    def statistics(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of a layer's potentials, over all processes that share the batch."""
-        if self.replicas is None or not self.training:
-            return mean_and_std(v)
-        w = v.double()
-        sums = self.replicas.sum(torch.stack([w.sum(), w.square().sum(), w.new_tensor(float(w.numel()))]))
-        total, square, count = sums.unbind()
-        mean = total / count
-        std = ((square / count - mean * mean).clamp_min(0) * count / (count - 1)).sqrt()
-        return mean.to(v.dtype), std.to(v.dtype)
-
     def forward(
         self,
         i_SNC: Tensor,
@@ -124,26 +121,47 @@ class AtgoNeuron(PLIF):
                 "Run all timesteps in one call, without state."
             )
         T = self._num_steps(i_SNC, kappa_T, num_steps)
-        dtype = torch.promote_types(i_SNC.dtype, torch.float32)
-        rule = self.width
-        assert isinstance(rule, AtgoWidth)
-        found = atgo(
-            i_SNC.expand(T, *i_SNC.shape[1:]).to(dtype),
-            self.tau,
-            v_th=float(self.v_th),
-            width=rule.width,
-            form=rule.form,
-            theta_T=None if self.training else self.running(T),
-            surrogate=self.surrogate,
-            detach_reset=self.detach_reset,
-            statistics=self.statistics,
-        )
+        found = self._sequence(i_SNC, T, potentials=bool(self.watchers))
         if self.training:
             self._keep(found.theta_T)
-        if self.watchers:
-            self.show(Pass(i_SNC, None, found.kappa_T, True, found.v_T.detach(), theta_T=found.theta_T))
-        s_TNC = found.s_T.to(i_SNC.dtype)
-        return s_TNC if residual is None else s_TNC + residual
+        if found.v_T is not None:
+            self.show(Pass(i_SNC, None, found.kappa_T, True, found.v_T, theta_T=found.theta_T))
+        return found.s_T if residual is None else found.s_T + residual
+
+    def _sequence(self, i_SNC: Tensor, num_steps: int, *, potentials: bool) -> _Sequence:
+        """`core.atgo` step by step: a kernel measures a step's potentials, another one fires at what they give."""
+        dtype = torch.promote_types(i_SNC.dtype, torch.float32)
+        steps, tau, kept = i_SNC.unbind(0), self.tau, None
+        spikes, v_T, thetas, kappas = [], [], [], []
+        for t in range(num_steps):
+            i_1NC = steps[t % len(steps)].unsqueeze(0)
+            theta, kappa = self._threshold_and_width(i_1NC, kept, t)
+            if potentials:
+                v_NC = i_1NC[0].detach().to(dtype)
+                v_T.append(v_NC if kept is None else v_NC + (tau * kept).detach())
+            dynamics = {**self.dynamics(), "v_th": theta.to(dtype)}
+            options = {"num_steps": 1, "kept_0": kept, "return_state": True, **self.call_options(1)}
+            s_1NC, kept = kernels.neuron(i_1NC, tau, kappa.expand(1), **options, **dynamics)
+            spikes.append(s_1NC[0].movedim(min(1, s_1NC.dim() - 2), -1))  # channels innermost, as convolutions want it
+            thetas.append(theta)
+            kappas.append(kappa)
+        s_TNC = torch.stack(spikes).movedim(-1, min(2, i_SNC.dim() - 1))
+        return _Sequence(s_TNC, torch.stack(v_T) if potentials else None, torch.stack(thetas), torch.stack(kappas))
+
+    def _threshold_and_width(self, i_1NC: Tensor, kept_NC: Tensor | None, t: int) -> tuple[Tensor, Tensor]:
+        """theta_t and kappa_t of one step; kappa_t is 1 where nobody asks for a width."""
+        running = None if self.training else self.running(t + 1)[t]
+        if running is not None and not torch.is_grad_enabled() and not self.watchers:
+            return running, torch.ones_like(running)
+        sums = super().observe(i_1NC, 1, kept_NC)
+        own = torch.cat([sums.sum_T, sums.square_T, sums.sum_T.new_tensor([sums.values])])
+        total, square, count = own if self.replicas is None or not self.training else self.replicas.sum(own)
+        mean = total / count
+        std = ((square / count - mean * mean).clamp_min(0) * count / (count - 1)).sqrt()
+        theta = mean + std if running is None else running.to(mean)
+        rule = self.width
+        assert isinstance(rule, AtgoWidth)
+        return theta, atgo_width(theta, std, v_th=float(self.v_th), width=rule.width, form=rule.form)
 
     @torch.no_grad()
     def _keep(self, theta_T: Tensor) -> None:
@@ -155,7 +173,7 @@ class AtgoNeuron(PLIF):
     @torch.no_grad()
     def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
         """The sums of the potentials at the thresholds that a pass would have."""
-        theta_T = None if self.training else self.running(num_steps)
-        i_TNC = i_SNC.expand(num_steps, *i_SNC.shape[1:])
-        v_TM = atgo(i_TNC, self.tau, theta_T=theta_T, statistics=self.statistics).v_T.flatten(1).double()
+        v_T = self._sequence(i_SNC, num_steps, potentials=True).v_T
+        assert v_T is not None
+        v_TM = v_T.flatten(1).double()
         return PotentialSums(v_TM.shape[1], v_TM.sum(1), v_TM.square().sum(1))
