@@ -16,8 +16,10 @@ from mpd_agl.models import create_model
 from mpd_agl.paper.pool import Pool, run_name
 from mpd_agl.paper.quoted import TABLE1
 from mpd_agl.paper.reproduce import Request, check_before_training, gather, show, train, write
+from mpd_agl.paper.rivals import TITLES
 from mpd_agl.paper.scales import SCALES, departures
 from mpd_agl.paper.studies import STUDIES, get_study
+from mpd_agl.paper.study import label
 from mpd_agl.paper.table1 import RIVALS
 from mpd_agl.train.signals import EXIT_SAVED
 from tests.report import runfolder
@@ -156,7 +158,7 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
         ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
     here = {r["method"]: r for r in found if r["source"] == "here"}
-    assert {r.label for r in RIVALS} <= set(here)
+    assert {TITLES.get(r.key) or label(r.method) for r in RIVALS} <= set(here)
     assert here["Offline LTL"]["MPD-AGL minus this"]  # 4 steps, as MPD-AGL's; the paper quotes it at 16
     assert here["S3NN's surrogate"]["T"] == "1"
     tab = next(r for r in found if r["method"] == "TAB" and r["source"] == "here")

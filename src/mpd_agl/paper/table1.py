@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpd_agl.paper.quoted import TABLE1
-from mpd_agl.paper.rivals import NEEDS
-from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, label, methods_of
+from mpd_agl.paper.rivals import NEEDS, title
+from mpd_agl.paper.study import COMPARED, REFERENCE, Group, Study, Variant, cells, methods_of
 from mpd_agl.report.section import PageSection, Table
 
 PLACES = (
@@ -21,8 +21,8 @@ METHODS = (*COMPARED, "ds-atgo", "trsg", "mpr", "diet", "slope-schedule")
 class Rival:
     """A row that is more than a method: a training, a network, an option; trained in our budget like the others."""
 
-    label: str
-    """As the table names it, and as the paper quotes it where it does."""
+    key: str
+    """As `--only rival=KEY` names it, here and in the study of all rivals."""
     recipe: str
     data: str
     T: str
@@ -36,25 +36,25 @@ _DVS = ("cifar10dvs-vggsnn", "CIFAR10-DVS", "10")
 _TCJA = {"model.name": "ms-resnet18", "model.attention": "tcja"}
 _STATTEN = {"model.name": "statten", "model.depth": 2}
 RIVALS = (
-    Rival("TAB", *_C10, changes={"model.norm": "tab"}),
-    Rival("TEBN", *_C10, changes={"model.norm": "tebn"}),
-    Rival("MPBN", *_C10, changes={"model.norm": "mpbn"}),
-    Rival("DS-ATGO, its code's width", *_C10, method="ds-atgo-sigma"),
-    Rival("MP-Init + TrSG", *_C10, method="trsg", changes={"model.start": "mp-init"}),
-    Rival("shortcut heads (ours, after ShortcutBP)", *_C10, changes={"loss.name": "shortcut-heads"}),
-    Rival("distillation from the ANN", *_C10, changes={"loss.name": "distill"}),
-    Rival("AT, its fine-tuning", *_C10, changes={"loss.name": "robust"}),
-    Rival("SEW-ResNet-18", *_C10, changes={"model.name": "sew-resnet18"}),
-    Rival("MS-ResNet-18", *_C10_T4, changes={"model.name": "ms-resnet18"}),
-    Rival("TCJA", *_C10_T4, changes=_TCJA),
-    Rival("STAtten", *_C10_T4, changes=_STATTEN),
-    Rival("TAB", "cifar100-resnet19-t2", "CIFAR-100", "2", changes={"model.norm": "tab"}),
-    Rival("TCJA", *_C100_T4, changes=_TCJA),
-    Rival("STAtten", *_C100_T4, changes=_STATTEN),
-    Rival("TET", *_DVS, changes={"loss.name": "tet"}),
-    Rival("TCJA", *_DVS, changes={"model.attention": "tcja"}),
-    Rival("Offline LTL", *_TINY, changes={"loss.name": "ltl", **NEEDS["ltl"]}),
-    Rival("S3NN's surrogate", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
+    Rival("tab", *_C10, changes={"model.norm": "tab"}),
+    Rival("tebn", *_C10, changes={"model.norm": "tebn"}),
+    Rival("mpbn", *_C10, changes={"model.norm": "mpbn"}),
+    Rival("ds-atgo-sigma", *_C10, method="ds-atgo-sigma"),
+    Rival("mp-init", *_C10, method="trsg", changes={"model.start": "mp-init"}),
+    Rival("shortcut-heads", *_C10, changes={"loss.name": "shortcut-heads"}),
+    Rival("distill", *_C10, changes={"loss.name": "distill"}),
+    Rival("robust", *_C10, changes={"loss.name": "robust"}),
+    Rival("sew-resnet18", *_C10, changes={"model.name": "sew-resnet18"}),
+    Rival("ms-resnet18", *_C10_T4, changes={"model.name": "ms-resnet18"}),
+    Rival("tcja", *_C10_T4, changes=_TCJA),
+    Rival("statten", *_C10_T4, changes=_STATTEN),
+    Rival("tab", "cifar100-resnet19-t2", "CIFAR-100", "2", changes={"model.norm": "tab"}),
+    Rival("tcja", *_C100_T4, changes=_TCJA),
+    Rival("statten", *_C100_T4, changes=_STATTEN),
+    Rival("tet", *_DVS, changes={"loss.name": "tet"}),
+    Rival("tcja", *_DVS, changes={"model.attention": "tcja"}),
+    Rival("ltl", *_TINY, changes={"loss.name": "ltl", **NEEDS["ltl"]}),
+    Rival("s2nn", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
 )
 NETWORKS = {
     "resnet19": "ResNet-19",
@@ -83,7 +83,7 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     if not set(METHODS) <= set(methods):
         return out
     return out + [
-        Variant(preset=r.recipe, method=r.method, changes=r.changes, at={"data": r.data, "T": r.T, "rival": r.label})
+        Variant(preset=r.recipe, method=r.method, changes=r.changes, at={"data": r.data, "T": r.T, "rival": r.key})
         for r in RIVALS
     ]
 
@@ -100,7 +100,7 @@ def show(groups: Sequence[Group]) -> PageSection:
         for g in (g for g in groups if g.variant.at["data"] == data and g.runs):
             T, star = g.first.num_steps, g.variant.at.get("star", "")
             name = g.first.record.config["model"]["name"]
-            called = g.variant.at.get("rival") or label(g.method)
+            called = title(g)
             published = _published(data, called, T, bool(star))
             found = cells(groups, g, published, data=data, T=g.variant.at["T"])
             rows.append([g.data, called + star, "here", NETWORKS.get(name, name), str(T), *found])
