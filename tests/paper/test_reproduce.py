@@ -132,6 +132,17 @@ def test_mean_spread_and_paired_differences(by_hand, tmp_path):
     assert lsg["CIFAR-10 (mnist5k), best on test"].startswith(f"{statistics.mean(own) + 10:.2f}")
 
 
+def test_table3_says_where_rows_have_unequal_numbers_of_seeds(by_hand, tmp_path):
+    result(request("table3", seeds=2, methods=["lsg", "mpd-agl"]), tmp_path)
+    result(request("table3", seeds=3, methods=["mpd-agl"]), tmp_path)
+    asked = request("table3", seeds=3, methods=["lsg", "mpd-agl"])
+    section = show(asked, gather(asked, Pool(tmp_path)))
+    assert ", 2 to 3 seeds, " in section.sentence
+    assert any("LSG on CIFAR-10 (mnist5k) 2, MPD-AGL on CIFAR-10 (mnist5k) 3" in note for note in section.notes)
+    gaps = [100 * (accuracy("mpd-agl", s) - accuracy("lsg", s)) for s in range(2)]  # over the seeds of both
+    assert rows(section)[0]["MPD-AGL minus this"].startswith(f"{statistics.mean(gaps):+.2f} [")
+
+
 def test_energy_of_the_full_size_network(by_hand, tmp_path):
     _, section = result(request("table2"), tmp_path)
     ann, *found = rows(section)

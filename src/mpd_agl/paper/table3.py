@@ -34,12 +34,15 @@ def show(groups: Sequence[Group]) -> PageSection:
     for data in DATA:
         used = next((g.data for g in groups if g.variant.at["data"] == data and g.runs), data)
         head += [used, f"{used}, best on test", "MPD-AGL minus this", f"paper, {data} (quoted)"]
-    seeds = max(len(g.accuracy) for g in groups)
-    many = f"{seeds} seed{'s' * (seeds > 1)}"
+    counts = sorted({len(g.accuracy) for g in groups if g.accuracy})
+    many = f"{' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} seed{'s' * (counts[-1] > 1)}"
     sentence = f"Test accuracy in percent after the last epoch, {many}, ResNet-19 at T=2."
     notes = ["The paper's values are the best epoch on the test set of one run."]
-    if seeds > 1:
+    if counts[-1] > 1:
         notes.insert(0, COMPARED_NOTE)
+    if len(counts) > 1:
+        each = [f"{label(g.method)} on {g.data} {len(g.accuracy)}" for g in groups if g.accuracy]
+        notes.append(f"Seeds: {', '.join(each)}.")
     every = [[g.data, label(g.method), *compared(groups, g, **g.variant.at)] for g in groups if g.runs]
     details = Table(("data", "method", *COMPARED_HEAD), every, tuple(range(2, 2 + len(COMPARED_HEAD))))
     table = Table(head, rows, tuple(range(1, 9)))
