@@ -29,9 +29,11 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
     rule = "|" + "|".join("---:" if right else "---" for right in numbers) + "|"
     table = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     code, hardware = (record.get(k) or [cell[k] for cell in record["cells"]] for k in ("code", "hardware"))
-    commits = sorted({str(c.get("commit"))[:9] for c in code})
+    commits = sorted({str(c.get("commit"))[:9] + "+" * bool(c.get("changed")) for c in code})
     cpus = sorted({str(h.get("cpu")) for h in hardware})
     told = f"Commit {', '.join(commits)}; {'; '.join(cpus)}. [Record]({link})."
+    if any(c.endswith("+") for c in commits):
+        told += " + marks a tree with changes that were not committed."
     notes = textwrap.wrap(" ".join([*record["notes"], told]), 120, break_on_hyphens=False, break_long_words=False)
     command = record.get("command", f"mpd-agl reproduce {record['study']}")
     shown = [] if picture is None else [f"![The runs of `{record['study']}`]({picture})", ""]

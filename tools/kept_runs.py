@@ -4,7 +4,7 @@
     python -m tools.kept_runs lay runs/reproduce/pool      # there `mpd-agl reproduce` finds them and trains the rest
 
 Of a run its record, the lines of its epochs and the last line of its monitor are kept, without folders of the machine
-that ran it: enough for every table and figure of docs/evidence.md but `descent`, which looks at checkpoints.
+that ran it: enough for every table and figure but `descent`, which looks at checkpoints, so its runs are not kept.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Any
 from tools.pretrained import plain
 
 from mpd_agl.errors import InputError
+from mpd_agl.paper.pool import NOT_FINITE
 from mpd_agl.records import canonical, read_metrics, read_record, reading, write_atomic
 from mpd_agl.report.runs import LAYER_KEYS, read_run
 from mpd_agl.train.runfolder import MARK
@@ -30,11 +31,14 @@ MOST_BYTES = 2**20
 
 
 def kept_of(path: Path) -> dict[str, Any] | None:
-    """What is kept of a run; None where it has not ended with a result."""
+    """What is kept of a run; None where it has not ended, or where its checkpoints are what is wanted of it."""
     if not (path / "record.json").is_file():
         return None
     record = read_record(path / "record.json")
-    if record.status != "finished":
+    diverged = record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
+    if record.status != "finished" and not diverged:
+        return None
+    if record.config["checkpoint"]["keep_last"] >= 1000:  # `descent` reads its checkpoints, and they are too large
         return None
     lines = list(read_metrics(path / "metrics.jsonl"))
     monitor = [line for line in lines if line.get("log") == "monitor"][-1:]

@@ -47,3 +47,24 @@ def test_the_whole_leak_sum_reaches_the_width():
     want = [math.sqrt(sum(tau ** (2 * k) for k in range(t))) for t in range(1, T + 1)]
     torch.testing.assert_close(full, torch.tensor(want))
     torch.testing.assert_close(two[1:], torch.full((T - 1,), math.sqrt(1 + tau * tau)))
+
+
+def test_behind_a_state_the_whole_leak_sum_has_its_limit():
+    tau = 0.9
+    block = blocks(method="agr", tau=tau, leak="full")[0]
+    state = torch.zeros(1)
+    torch.testing.assert_close(block.kappa(3, state=state), torch.full((3,), 1 / math.sqrt(1 - tau * tau)))
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "words"),
+    [
+        ("stbp-tdbn", {"leak": "full"}, "FixedWidth reads no moments of the potential, got leak='full'. Leave it out."),
+        ("slope-schedule", {"kappa": 0.5}, r"ScheduledWidth computes its width, got kappa=0.5. Leave it out."),
+    ],
+)
+def test_options_without_effect_are_refused(method, option, words):
+    with pytest.raises(InputError, match=words):
+        blocks(method=method, **option)
+    with pytest.raises(InputError, match=words):
+        resolve({"method": method, "model": option})

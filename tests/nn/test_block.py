@@ -43,7 +43,7 @@ def by_equations(block, s_TNC, kappa_T):
     i = core.tdbn(x, n.weight, n.bias, *core.batch_moments(x), v_th=n.v_th, alpha=n.alpha, eps=n.eps)
     neuron = block.neuron
     potential = block._potential(len(kappa_T), None, None, None) if block.affines() else None
-    gain_T = None if potential is None else block.width.gain(potential, kappa_T.float())
+    gain_T = None if potential is None else block.width.with_gain(potential)[1]
     return core.lif(i, neuron.tau, kappa_T, v_th=neuron.v_th, surrogate=neuron.surrogate, gain_T=gain_T)[0]
 
 

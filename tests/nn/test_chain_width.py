@@ -56,7 +56,7 @@ def test_the_rules_table_is_cores_width_and_gain(name):
     potential = Potential(5, 0.5, torch.tensor(0.2), lambda kind: (mean_T, std_T), None, surrogate)
     kappa_T = chain_width(mean_T, std_T, 15, surrogate)
     assert torch.allclose(rule(potential), kappa_T, rtol=6e-3)
-    assert torch.allclose(rule.gain(potential, kappa_T), matched_gain(mean_T, std_T, kappa_T, surrogate), rtol=1.5e-2)
+    assert torch.allclose(rule.with_gain(potential)[1], matched_gain(mean_T, std_T, kappa_T, surrogate), rtol=1.5e-2)
 
 
 @pytest.mark.parametrize("name", ["rectangular", "triangular", "sigmoid", "arctan"])
@@ -223,7 +223,7 @@ def test_block_and_neuron_pass_the_gain_to_the_surrogate():
     g = torch.randn(2, 5, 3, 4, 4)
     kappa_T = block.kappa(2)
     potential = block._potential(2, None, None, None)
-    gain_T = block.width.gain(potential, kappa_T)
+    gain_T = block.width.with_gain(potential)[1]
     (block(x) * g).sum().backward()
     found = block.synapse.weight.grad.clone()
     block.synapse.weight.grad = None

@@ -13,7 +13,7 @@ from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.paper import descent_measure, smoothed
 from mpd_agl.paper.pool import Pool
-from mpd_agl.paper.reproduce import Request, gather, progress, show, summary, train
+from mpd_agl.paper.reproduce import Request, gather, numbers, progress, show, summary, train
 from mpd_agl.paper.studies import get_study
 from mpd_agl.paper.tuning import KAPPAS, SEED
 from mpd_agl.runs.resolve import resolve
@@ -101,6 +101,18 @@ def test_slices_that_do_not_exist_are_refused(only, words):
         ask(**only)
 
 
+def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
+    asked, pool = ask("table3", seeds=2, methods=("stbp-tdbn", "mpd-agl"), seed="1"), Pool(tmp_path)
+    train(asked, pool, lambda: None, lambda text: None)
+    section = show(asked, groups := gather(asked, pool))
+    fixed, ours = section.table.rows
+    assert (fixed[1], ours[1]) == ("81.00", "50.00 \N{DAGGER}1")
+    assert [row[1] for row in section.details.rows] == ["STBP-tdBN", "MPD-AGL"] * 2
+    told = numbers(asked, groups, section)
+    at = {"CIFAR-10": {"data": "CIFAR-10"}, "CIFAR-100": {"data": "CIFAR-100"}}
+    assert told["ended_in_nan"] == [{"method": "mpd-agl", "at": a, "seeds": [1]} for a in at.values()]
+
+
 def test_the_factor_under_test_survives_every_scale():
     for scale in ("smoke", "cpu", "paper"):
         found = {(v.at["factor"], v.at["value"]): v for v in ask(scale=scale, methods=("mpd-agl",)).variants()}
@@ -123,7 +135,7 @@ def small_run():
     return config, net, pairs
 
 
-@pytest.mark.parametrize("method", ["stbp-tdbn", "lsg", "mpd-agl-exact", "mpd-quantile"])
+@pytest.mark.parametrize("method", ["stbp-tdbn", "lsg", "mpd-agl-exact", "mpd-quantile", "mpd-gain"])
 def test_another_rule_leaves_the_forward_pass_and_changes_the_width(method):
     config, net, (same, _) = small_run()
     twice = descent_measure.with_rule(net, config, method, 2.0, same[0])
@@ -131,6 +143,22 @@ def test_another_rule_leaves_the_forward_pass_and_changes_the_width(method):
     torch.testing.assert_close(twice(same[0]), net(same[0]), rtol=0, atol=0)
     first, second = (next(m for m in n.modules() if isinstance(m, SpikingBlock)) for n in (once, twice))
     torch.testing.assert_close(second.kappa(2), 2 * first.kappa(2))
+    grads = [descent_measure.gradient(n, same)[0][0] for n in (once, twice)]
+    assert float((grads[0] - grads[1]).norm()) > 0.05 * float(grads[0].norm())
+
+
+def test_a_rule_that_sets_the_height_sets_it_for_the_factors_width_too():
+    config, net, (same, _) = small_run()
+    wide = descent_measure.with_rule(net, config, "mpd-gain", 4.0, same[0])
+    block = next(m for m in wide.modules() if isinstance(m, SpikingBlock))
+    potential = block._potential(2, None, None, None)
+    kappa_T, gain_T = block.width.with_gain(potential)
+    mean_T, std_T = potential.moments("exact")
+    surrogate, v_T = block.neuron.surrogate, torch.linspace(-8, 8, 4001)[:, None]
+    normal = torch.distributions.Normal(mean_T, std_T).log_prob(mean_T + std_T * v_T).exp() * std_T * 0.004
+    h = gain_T * surrogate.grad(mean_T + std_T * v_T - 0.5, kappa_T)
+    rate = 1 - torch.distributions.Normal(mean_T, std_T).cdf(torch.tensor(0.5))
+    torch.testing.assert_close((h.square() * normal).sum(0) * std_T.square(), rate * (1 - rate), rtol=1e-3, atol=0)
 
 
 def test_falls_are_differences_of_the_loss_and_leave_the_weights():

@@ -238,6 +238,7 @@ class Network(nn.Module):
         if o.kappa != 1:
             block.width.start_at(o.kappa)
         if o.leak != "two":
+            block.width.check_leak(o.leak)
             neuron.leak = o.leak
         for norm in (block.norm, neuron.potential_norm if isinstance(neuron, NormedPotential) else None):
             if o.gamma_start != 1 and norm is not None:

@@ -27,13 +27,16 @@ from mpd_agl.nn.moments import (
     moments_of,
     predicted,
 )
-from mpd_agl.nn.width import FixedWidth, LSGWidth, RelativeWidth, Width
+from mpd_agl.nn.width import Width
 
 Reset = Literal["hard", "soft"]
 STARTS = ("rest", "mp-init")
 
 NOT_ASKED: Any = object()
 """Stands for a state that the caller did not ask for; None is a state: rest."""
+
+LONG_PAST = 1000
+"""Steps that the whole leak sum takes as lying behind a state: by then it has its limit, up to tau = 0.99."""
 
 MEASURE_EVERY = 10
 """Training calls between two measurements of the potential's moments.
@@ -93,8 +96,10 @@ def potential_of(
         if affines:
             scale = 1 - tau.detach().mean() if getattr(neuron, "decay_input", False) else 1.0
             leak: Leak = getattr(neuron, "leak", "two")
-            mean_T, std_T = predicted(affines, tau, num_steps + carried, kind, input_scale=scale, leak=leak)
-            return mean_T[carried:], std_T[carried:]
+            # A state does not tell how many steps lie behind it: the whole sum is then taken over many.
+            past = 0 if not carried else 1 if leak == "two" else LONG_PAST
+            mean_T, std_T = predicted(affines, tau, num_steps + past, kind, input_scale=scale, leak=leak)
+            return mean_T[past:], std_T[past:]
         if not isinstance(neuron, Neuron) or neuron.measured is None:
             raise InputError(
                 "this width rule needs the moments of the potential, and there is no norm before the neuron to predict "
@@ -184,7 +189,7 @@ class Neuron(nn.Module):
         self._set_threshold(v_th, learn_v_th)
         self._set_decay(_checked_decay(tau))
         self.width = width
-        asks = width is not None and not isinstance(width, FixedWidth | LSGWidth | RelativeWidth)
+        asks = width is not None and width.reads_moments
         self.measured: MeasuredMoments | None = MeasuredMoments() if asks else None
         self.watchers: list[Callable[[Pass], None]] = []
         self._sequences = 0

@@ -26,6 +26,9 @@ class Width(nn.Module):
     pass.
     """
 
+    reads_moments = True
+    """Whether the rule asks for the moments of the potential (`Potential.moments`); a lone neuron measures them then."""
+
     def forward(self, potential: Potential) -> Tensor:
         """kappa_T on the neuron's device."""
         raise InputError(f"{type(self).__name__} gives no width.")
@@ -33,18 +36,20 @@ class Width(nn.Module):
     chain: float = 0
     """Layers in a row without a shortcut; in more than two, blocks bound what they pass down (`core.bounded_size`)."""
 
-    def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
-        """gain_T, the factor on the surrogate's height at each step; None leaves the height at 1/kappa."""
-        return None
-
     def with_gain(self, potential: Potential) -> tuple[Tensor, Tensor | None]:
-        """kappa_T and gain_T together, for rules that find both at once."""
-        kappa_T: Tensor = self(potential)
-        return kappa_T, self.gain(potential, kappa_T)
+        """kappa_T, and gain_T: the factor on the surrogate's height at each step; None leaves it at 1/kappa."""
+        return self(potential), None
 
     def start_at(self, kappa: float) -> None:
         """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
         raise InputError(f"{type(self).__name__} computes its width, got kappa={kappa}. Leave it out.")
+
+    def check_leak(self, leak: str) -> None:
+        """Refuse a choice of the leak sum by a rule that reads no moments: it would have no effect."""
+        if leak != "two" and not self.reads_moments:
+            raise InputError(
+                f"{type(self).__name__} reads no moments of the potential, got leak={leak!r}. Leave it out."
+            )
 
 
 def _positive(kappa: float) -> float:
@@ -55,6 +60,8 @@ def _positive(kappa: float) -> float:
 
 class FixedWidth(Width):
     """kappa = 1 at every step: STBP-tdBN, and everyone's default."""
+
+    reads_moments = False
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
@@ -82,7 +89,7 @@ class SingleStepWidth(FixedWidth):
         return super().forward(potential)
 
 
-class ScheduledWidth(FixedWidth):
+class ScheduledWidth(Width):
     """Slope scheduling (Van den Berghe et al., NeurIPS 2025): the slope k rises from `first` to `last` while training.
 
     `kappa = 2/k` of the fast sigmoid. The share of the training that is done is the buffer `progress`, in [0, 1]: a
@@ -90,6 +97,8 @@ class ScheduledWidth(FixedWidth):
     that equal shares of the training multiply the slope by equal factors: along a straight line it passes 10 in the
     first tenth, and the layers of a deep network are cut off from the loss before they have learnt.
     """
+
+    reads_moments = False
 
     progress: Tensor
 
@@ -126,6 +135,8 @@ class RelativeWidth(Width):
     derivative of H(v/v_th).
     """
 
+    reads_moments = False
+
     def forward(self, potential: Potential) -> Tensor:
         """The threshold itself."""
         v_th = torch.as_tensor(potential.v_th, device=potential.tau.device)
@@ -136,6 +147,8 @@ class RelativeWidth(Width):
 
 class LSGWidth(Width):
     """LSG (Lian et al. 2023): `2 v_th sqrt(1 + tau^2)`, the same at every step."""
+
+    reads_moments = False
 
     @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:
@@ -223,13 +236,9 @@ class ChainWidth(Width):
         """From the potential's moments, by a table of `core.chain_width`."""
         return self.with_gain(potential)[0]
 
-    def gain(self, potential: Potential, kappa_T: Tensor) -> Tensor | None:
-        """From the same moments; it belongs to the width before its lower bound, and ends at 8 deviations."""
-        return self.with_gain(potential)[1]
-
     @torch.no_grad()
     def with_gain(self, potential: Potential) -> tuple[Tensor, Tensor | None]:
-        """Both by one look into the table."""
+        """Both by one look into the table; the height belongs to the width before its lower bound."""
         mean_T, std_T = potential.moments("exact")
         relative_T, gain_T = self._looked_up(mean_T, std_T, potential).exp()
         return (std_T * relative_T).clamp_min(core.KAPPA_MIN * potential.threshold), gain_T
@@ -299,6 +308,8 @@ def _within(parameter: Tensor, low: Tensor | float, high: Tensor | float | None 
 class LearnableWidth(Width):
     """PSG (Wang et al. 2025): the layer's width is itself a parameter, learned through dH/dkappa of the soft step."""
 
+    reads_moments = False
+
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
         self.kappa = nn.Parameter(torch.tensor(_positive(kappa)))
@@ -315,6 +326,8 @@ class LearnableWidth(Width):
 
 class SlopeWidth(Width):
     """ASGL (Wang et al. 2023): a learnable slope `a` of the soft step `clamp(a u + 1/2, 0, 1)`; kappa = 1/a."""
+
+    reads_moments = False
 
     def __init__(self, slope: float = 1.0) -> None:
         super().__init__()
@@ -338,6 +351,8 @@ class AtgoWidth(Width):
     `form="sigma"` has the potential's standard deviation in theta's place, as the published code does. The neuron
     asks for it where it has measured both (`nn.rivals.AtgoNeuron`); a plot or a monitor asks with a batch's sums.
     """
+
+    reads_moments = False
 
     needs_batch = True
 
@@ -366,6 +381,8 @@ class AtgoWidth(Width):
 
 class DeepTAGEWidth(Width):
     """The width of DeepTAGE: `delta_t = w sigma_t/sigma_1 + 1 - w`, from the norms of the potentials themselves."""
+
+    reads_moments = False
 
     needs_batch = True
 

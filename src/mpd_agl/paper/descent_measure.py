@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.core import matched_gain
 from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.nn.moments import Potential
@@ -45,18 +46,30 @@ def with_rule(trained: Network, config: RunConfig, method: str, factor: float, i
         if "rho" not in dict(block.neuron.named_parameters()):  # a neuron with a fixed decay takes the learnt one
             block.neuron.tau = blocks[name].neuron.tau.detach().clone()
         if factor != 1:
-            _scale(block.width, factor)
+            block.width = _Scaled(block.width, factor)
     return other.train()
 
 
-def _scale(width: Width, factor: float) -> None:
-    """Let a rule give its width times a factor; all else of it stays."""
-    rule = width.forward
+class _Scaled(Width):
+    """A rule's width times a factor. Where the rule sets the height too, it is matched to the new width."""
 
-    def scaled(potential: Potential) -> Tensor:
-        return factor * rule(potential)
+    def __init__(self, rule: Width, factor: float) -> None:
+        super().__init__()
+        self.rule, self.factor = rule, factor
+        self.needs_batch, self.chain = rule.needs_batch, rule.chain
 
-    width.forward = scaled  # type: ignore[method-assign]
+    def forward(self, potential: Potential) -> Tensor:
+        """kappa_T."""
+        return self.with_gain(potential)[0]
+
+    def with_gain(self, potential: Potential) -> tuple[Tensor, Tensor | None]:
+        """kappa_T and gain_T."""
+        kappa_T, gain_T = self.rule.with_gain(potential)
+        kappa_T = self.factor * kappa_T
+        if gain_T is not None:
+            mean_T, std_T = potential.moments("exact")
+            gain_T = matched_gain(mean_T, std_T, kappa_T, potential.surrogate, v_th=potential.threshold)
+        return kappa_T, gain_T
 
 
 def loss_of(net: nn.Module, batch: Batch) -> float:

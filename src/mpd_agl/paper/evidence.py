@@ -5,7 +5,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from mpd_agl.nn import METHODS as REGISTERED
 from mpd_agl.paper.grouped_bars import colour, style_of
 from mpd_agl.paper.study import Group, Variant, find, label
 from mpd_agl.report import draw
@@ -13,9 +12,7 @@ from mpd_agl.report.section import mean
 from mpd_agl.report.seeds import difference, paired, points
 
 FIXED, TUNED_FIXED, PAPER, OURS = "stbp-tdbn", "stbp-tdbn@kappa=best", "mpd-agl", "mpd-gain"
-JOINING = tuple(name for name in (OURS,) if name in REGISTERED)
-"""Our new rule, once it is registered."""
-METHODS = (FIXED, TUNED_FIXED, "lsg", PAPER, "mpd-agl-exact", "mpd-quantile", "psg", *JOINING)
+METHODS = (FIXED, TUNED_FIXED, "lsg", PAPER, "mpd-agl-exact", "mpd-quantile", "psg", OURS)
 """The protocol's methods."""
 
 DATA = {"digits": "digits", "cifar10": "CIFAR-10"}
@@ -51,10 +48,7 @@ def seeds_of(group: Group | None) -> dict[int, float]:
 
 def score(group: Group | None) -> str:
     """A group's accuracy in percent, its spread over seeds; a dagger where a run ended in NaN."""
-    found = seeds_of(group)
-    if group is None or not found:
-        return ""
-    return points([*found.values()]) + (f" \N{DAGGER}{len(group.guesses)}" if group.guesses else "")
+    return "" if group is None or not group.accuracy else group.score
 
 
 COMPARED_WITH = (FIXED, TUNED_FIXED, PAPER)

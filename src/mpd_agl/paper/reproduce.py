@@ -295,13 +295,13 @@ def summary(request: Request, groups: Sequence[Group], section: PageSection) -> 
                 "ended_in_nan": sorted(g.guesses),
                 "runs": {str(s): run.name for s, run in g.runs.items()},
                 "seconds": {str(s): run.record.clock.get("elapsed_s") for s, run in g.runs.items()},
-                "code": sorted({number("code", r.code) for r in every}),
+                "code": {str(s): number("code", run.record.code) for s, run in g.runs.items()},
                 "hardware": sorted({number("hardware", {**r.hardware, "backend": r.backend}) for r in every}),
                 "config": _plain(config),
             }
         )
     return {
-        **{k: v for k, v in numbers(request, (), section).items() if k != "cells"},
+        **{k: v for k, v in numbers(request, (), section).items() if k not in ("cells", "ended_in_nan")},
         "only": {key: list(values) for key, values in request.only.items()},
         **shared,
         "cells": cells,
@@ -345,6 +345,7 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
         for group in groups
         for seed, run in group.runs.items()
     ]
+    lost = [{"method": g.method, "at": dict(g.variant.at), "seeds": sorted(g.guesses)} for g in groups if g.guesses]
     return {
         "study": request.study.name,
         "command": command(request),
@@ -357,6 +358,7 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
         **_tables(section),
         "curves": {p.key: [curve for axes in p.figure.axes for curve in _curves(axes)] for p in section.panels},
         "cells": _plain(cells),
+        "ended_in_nan": lost,
     }
 
 

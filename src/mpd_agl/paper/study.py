@@ -106,7 +106,8 @@ class Group:
     @property
     def data(self) -> str:
         """The data set's place in the paper, and the set that was really used where it is another."""
-        place, used = self.variant.at.get("data", ""), str(self.first.record.data["name"])
+        place = self.variant.at.get("data", "")
+        used = str(self.first.record.data["name"]) if self.runs else place.lower().replace("-", "")
         return place if place.lower().replace("-", "") == used else f"{place} ({used})".strip()
 
     @property
@@ -118,6 +119,11 @@ class Group:
     def best(self) -> dict[int, float]:
         """The best epoch on the test set by seed: what the literature reports."""
         return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.guesses)
+
+    @property
+    def score(self) -> str:
+        """The result in percent, its spread over seeds; a dagger counts the runs that ended in NaN."""
+        return points([*self.accuracy.values()]) + (f" \N{DAGGER}{len(self.guesses)}" if self.guesses else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,5 +182,4 @@ def cells(groups: Sequence[Group], own: Group, quoted: float | None, **at: str) 
     top = find(groups, REFERENCE, **at)
     itself = own.method == REFERENCE and "rival" not in own.variant.at
     gap = "" if top is None or itself else difference(paired(top.accuracy, own.accuracy))
-    scores = [points([*accuracy.values()]) for accuracy in (own.accuracy, own.best)]
-    return [*scores, gap, f"{quoted:.2f}" if quoted else ""]
+    return [own.score, points([*own.best.values()]), gap, f"{quoted:.2f}" if quoted else ""]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mpd_agl.paper.evidence import COMPARED_HEAD, COMPARED_NOTE, JOINING, TUNED_FIXED, compared
+from mpd_agl.paper.evidence import COMPARED_HEAD, COMPARED_NOTE, OURS, TUNED_FIXED, compared
 from mpd_agl.paper.quoted import TABLE3
 from mpd_agl.paper.study import Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
@@ -10,7 +10,7 @@ from mpd_agl.report.section import PageSection, Table
 DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
 METHODS = (
     *("stbp-tdbn", TUNED_FIXED, "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile"),
-    *("psg", "asgl", "deeptage", *JOINING),
+    *("psg", "asgl", "deeptage", OURS),
 )
 
 
@@ -43,7 +43,7 @@ def show(groups: Sequence[Group]) -> PageSection:
     if len(counts) > 1:
         each = [f"{label(g.method)} on {g.data} {len(g.accuracy)}" for g in groups if g.accuracy]
         notes.append(f"Seeds: {', '.join(each)}.")
-    every = [[g.data, label(g.method), *compared(groups, g, **g.variant.at)] for g in groups if g.runs]
+    every = [[g.data, label(g.method), *compared(groups, g, **g.variant.at)] for g in groups if g.accuracy]
     details = Table(("data", "method", *COMPARED_HEAD), every, tuple(range(2, 2 + len(COMPARED_HEAD))))
     table = Table(head, rows, tuple(range(1, 9)))
     return PageSection("table3", STUDY.title, sentence, [], table, notes, details=details)

@@ -207,11 +207,16 @@ def conflicts(config: RunConfig) -> list[str]:
             f"loss.robust_step is a part of loss.robust_eps, got {config.loss.robust_step:g} of "
             f"{config.loss.robust_eps:g}. Use a smaller step."
         )
-    if config.model.kappa != 1 and config.method != OWN:
+    if method is not None and config.model.kappa != 1:
         try:
-            get_method(config.method).width().start_at(config.model.kappa)
+            method.width().start_at(config.model.kappa)
         except InputError as error:
             found.append(f"model.kappa: method {config.method!r}: {error}")
+    if method is not None:
+        try:
+            method.width().check_leak(config.model.leak)
+        except InputError as error:
+            found.append(f"model.leak: method {config.method!r}: {error}")
     if config.optim.warmup_epochs >= config.train.epochs:
         found.append(
             "optim.warmup_epochs must be less than train.epochs, "
