@@ -27,7 +27,7 @@ class Width(nn.Module):
     """
 
     reads_moments = True
-    """Whether the rule asks for the moments of the potential (`Potential.moments`); a lone neuron measures them then."""
+    """Whether the rule asks for the potential's moments (`Potential.moments`); a lone neuron then measures them."""
 
     def forward(self, potential: Potential) -> Tensor:
         """kappa_T on the neuron's device."""
