@@ -83,6 +83,14 @@ def test_int8_leaves_stem_and_readout_alone():
     assert type(plain.readout.linear) is nn.Linear
 
 
+def test_int8_leaves_synapses_that_read_currents_alone():
+    net, _ = network("ms-resnet18")
+    plain = plain_network(net, int8=True)
+    dense = {n for n, m in plain.named_modules() if isinstance(m, nn.Conv2d)}
+    assert dense == {"stem.synapse", *(f"stage{k}.block1.shortcut.synapse" for k in (2, 3, 4))}
+    assert sum(isinstance(m, WholeSynapse) for m in plain.modules()) == 16
+
+
 def test_int8_takes_the_shortcuts_that_are_currents_too():
     net, x = network("resnet19", block="zheng", num_steps=3)
     plain = plain_network(net, int8=True)

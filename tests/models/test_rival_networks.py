@@ -241,6 +241,7 @@ def test_refused_combinations():
         "adds spikes behind its neurons": {"name": "sew-resnet34", "block": "zheng"},
         "fixed depth": {"name": "ms-resnet34", "depth": 3},
         "ms-resnet18 has no choice of block, got block='zheng'. Use 'sew'": {"name": "ms-resnet18", "block": "zheng"},
+        "statten has neurons that fire at half of v_th": {"name": "statten", "method": "mpr"},
         "statten has no choice of block": {"name": "statten", "block": "zheng"},
         "cnn8 has no choice of attention_steps, got attention_steps=2": {"name": "cnn8", "attention_steps": 2},
         "knows the neurons LIF and PLIF": {"name": "ms-resnet18", "norm": "mpbn", "method": "ds-atgo"},

@@ -21,6 +21,7 @@ from mpd_agl.nn import (
     METHODS,
     PLIF,
     AtgoNeuron,
+    QuantileWidth,
     RelativeWidth,
     ScheduledWidth,
     SpikingBlock,
@@ -313,6 +314,18 @@ def test_a_threshold_driven_to_zero_is_refused():
         block.neuron.v_th.fill_(0.0)
     with pytest.raises(InputError, match="training drove a threshold to 0"):
         block(torch.ones(2, 4, 3))
+    with pytest.raises(InputError, match="training drove a threshold to 0"):  # where the training loop reads its losses
+        block.neuron.check_threshold(wait=True)
+
+
+def test_moments_are_measured_of_potentials_that_drop_takes_off():
+    neuron = LIF(width=QuantileWidth(), reset="soft", drop=1.0, tau=0.9)
+    i_T = currents(5).float()
+    neuron(i_T)
+    v_T = core.lif(i_T, 0.9, torch.ones(T), reset="soft", drop=1.0)[1].flatten(1)
+    mean_T, std_T = neuron.measured.moments(num_steps=T)
+    torch.testing.assert_close(mean_T, v_T.mean(1))
+    torch.testing.assert_close(std_T, v_T.std(1, correction=0))
 
 
 @pytest.mark.parametrize(
@@ -324,6 +337,7 @@ def test_a_threshold_driven_to_zero_is_refused():
         (lambda: LIF(drop=1.0), "Use reset='soft'"),
         (lambda: LIF(start="warm"), "start"),
         (lambda: PlainNeuron(LIF(start="mp-init")), "export knows LIF and PLIF that start at rest"),
+        (lambda: PlainNeuron(mpr_neuron()), "got one that takes 1 off at a reset, as method mpr does"),
         (lambda: PlainNeuron(TrSGNeuron()), "got the neuron TrSGNeuron"),
         (lambda: core.lif(torch.ones(1, 2), 0.5, torch.ones(1), drop=1.0), "Use reset='soft'"),
         (lambda: PLIF(v_th=[0.5, 0.6], width=RelativeWidth())(torch.ones(1, 1, 2)), "one threshold per layer"),

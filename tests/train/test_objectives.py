@@ -1,5 +1,6 @@
 """Objectives and attacks against their formulas, computed a second time with plain loops and autograd."""
 
+import json
 import math
 
 import pytest
@@ -155,6 +156,8 @@ def test_fgsm_and_pgd_stay_inside_and_do_harm():
         build_attack("pgd", pixels, eps=0.0)
     with pytest.raises(InputError, match="attack"):
         build_attack("cw", pixels, eps=0.1)
+    with pytest.raises(InputError, match="pgd takes at least 2 steps, got 1. One step from the image itself is fgsm"):
+        build_attack("pgd", pixels, eps=0.1, steps=1)
 
 
 def test_a_schedule_and_an_objective_are_told_the_progress():
@@ -199,6 +202,18 @@ def test_runs_with_every_objective(tmp_path, capsys):
     assert "pgd of 4/255 in 2 steps" in capsys.readouterr().out  # the heads are no part of the saved network
     assert main(["evaluate", str(tmp_path / "heads"), "--attack", "fgsm", "--fold"]) == 2
     assert "follows the gradient of the network as it was trained" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "heads"), "--attack", "fgsm", "--attack-steps", "3"]) == 2
+    assert "fgsm is one step, got --attack-steps 3" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "heads"), "--attack", "fgsm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["attack"]["steps"] == 1
+    for name, more, words in (
+        ("gates", ["--model.attention", "tcja"], "stands between layers and would not learn"),
+        ("scaled", ["--method", "trsg"], "compares firing rates, and the neurons of method 'trsg' give v_th"),
+        ("wide", ["--model.width_mult", "0.125"], "and of its teacher differ. Train a teacher of the same network"),
+    ):
+        assert train(tmp_path, name, "--loss.name", "ltl", "--loss.teacher", teacher, *more) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
     assert train(tmp_path, "s2nn", "--method", "s2nn") == 2
     assert "method 's2nn' trains at most 1 timestep, got model.num_steps 2" in capsys.readouterr().err
 

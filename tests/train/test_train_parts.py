@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
+from mpd_agl.models import create_model
 from mpd_agl.train.config import LossConfig, OptimConfig
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.losses import build_loss, correct, cross_entropy, mean_output, tet
@@ -91,6 +92,10 @@ def test_weight_decay_on_all_or_on_weights() -> None:
     assert [p.dim() for p in weights["params"]] == [4, 2]
     assert [p.dim() for p in others["params"]] == [1, 1]
     assert (weights["weight_decay"], others["weight_decay"]) == (1e-4, 0.0)
+    tab = create_model("cnn8", width_mult=0.125, image_size=16, norm="tab")  # its gamma and beta are (T, C)
+    weights, others = build_optimizer(tab, OptimConfig(decay_on="weights")).param_groups
+    assert {id(p) for n, p in tab.named_parameters() if ".norm." in n} <= {id(p) for p in others["params"]}
+    assert len(weights["params"]) + len(others["params"]) == len(list(tab.parameters()))
 
 
 def test_a_step_is_plain_torchs() -> None:

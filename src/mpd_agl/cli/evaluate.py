@@ -125,8 +125,11 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
     config, device = trained.config, evaluation_device(trained)
     data, attack = trained.record.data, None
     if a.attack:
-        if len(data["shape"]) == 4:
-            raise InputError(f"--attack changes pixels from 0 to 1, and {data['name']} holds event frames.")
+        if len(data["shape"]) == 4 or "sample_shape" in data["train"]:
+            held = "event frames" if len(data["shape"]) == 4 else "samples as they are"
+            raise InputError(
+                f"--attack changes pixels from 0 to 1, and {data['name']} holds {held}. Evaluate it without --attack."
+            )
         pixels = Pixels(data["mean"], data["std"])
         attack = build_attack(a.attack, pixels, eps=parse_eps(a.eps), steps=a.attack_steps)
     if a.data_dir:
@@ -295,7 +298,11 @@ def check_options(a: argparse.Namespace) -> None:
         )
     if not a.attack and (a.eps, a.attack_steps) != (None, None):
         raise InputError("--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.")
-    a.eps, a.attack_steps = "8/255" if a.eps is None else a.eps, 10 if a.attack_steps is None else a.attack_steps
+    if a.attack == "fgsm" and a.attack_steps is not None:
+        raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.")
+    if a.attack_steps is None:
+        a.attack_steps = 1 if a.attack == "fgsm" else 10
+    a.eps = "8/255" if a.eps is None else a.eps
     parse_eps(a.eps)
     if a.int8 and a.fast:
         raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")

@@ -57,10 +57,10 @@ class PlainNeuron(nn.Module):
         if type(neuron) not in (LIF, PLIF, FoldedLIF):
             raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
         assert isinstance(neuron, Neuron)
-        if neuron.drop is not None or neuron.scaled or neuron.start is not None:
+        if neuron.oddity:
             raise InputError(
-                f"export knows LIF and PLIF that start at rest and give spikes of 1, got {neuron}. "
-                "Use the network in Python."
+                "export knows LIF and PLIF that start at rest, reset by v_th and give spikes of 1, got one that "
+                f"{neuron.oddity}. Use the network in Python."
             )
         for name in ("tau", "v_th"):
             value = torch.as_tensor(getattr(neuron, name)).detach()
@@ -153,15 +153,18 @@ def folded(net: Net) -> Net:
 def plain_network(net: Net, *, int8: bool = False) -> Net:
     """A folded copy in plain operators.
 
-    `int8` is for all synapses but the first block's, whose input is real, and the readout's.
+    `int8` is for all synapses but the first, whose input is real, those of membrane shortcuts, and the readout's.
     """
     out = folded(net)
-    for number, (name, block) in enumerate([(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]):
-        _replace(out, name, PlainBlock(block, int8 and number > 0))
+    synapses = (m for m in out.modules() if isinstance(m, SpikingBlock | Current) and m.synapse is not None)
+    first = next(synapses, None)
+    for name, block in [(n, m) for n, m in out.named_modules() if isinstance(m, SpikingBlock)]:
+        _replace(out, name, PlainBlock(block, int8 and block is not first))
     for name, neuron in [(n, m) for n, m in out.named_modules() if isinstance(m, Neuron)]:
         _replace(out, name, PlainNeuron(neuron))
     for module in out.modules():
-        if int8 and isinstance(module, Current) and isinstance(module.synapse, nn.Conv2d | nn.Linear):
+        whole_input = isinstance(module, Current) and module is not first and module.takes_spikes
+        if int8 and whole_input and isinstance(module.synapse, nn.Conv2d | nn.Linear):
             module.synapse = WholeSynapse(module.synapse)
     return out.eval()
 

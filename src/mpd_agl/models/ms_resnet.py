@@ -32,6 +32,8 @@ class MsBlock(nn.Module):
         changes = stride != 1 or in_channels != out_channels
         shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride, dense=True) if changes else None
         self.shortcut = net.current(shortcut, out_channels) if changes else None
+        if self.shortcut is not None:
+            self.shortcut.takes_spikes = False
         assert self.conv2.norm is not None
         nn.init.zeros_(self.conv2.norm.weight)
         first = sources if self.shortcut is None else [self.shortcut.norm]

@@ -75,8 +75,10 @@ def _part_why_not(name: str, part: nn.Module) -> str:
         if type(neuron) not in (LIF, PLIF, FoldedLIF):
             return f"a plan knows LIF and PLIF, and {name} has {type(neuron).__name__}"
         assert isinstance(neuron, Neuron)
-        if neuron.drop is not None or neuron.scaled or neuron.start is not None:
-            return f"a plan knows neurons that start at rest and give spikes of 1, and {name} has {neuron}"
+        if neuron.oddity:
+            return (
+                f"a plan knows neurons that start at rest, reset by v_th and give spikes of 1; {name} {neuron.oddity}"
+            )
         if not isinstance(part.synapse, nn.Conv2d | nn.Linear):
             return f"a plan knows convolutions and linear layers, and {name} has {type(part.synapse).__name__}"
     if isinstance(part, Current) and type(part.norm) not in (TdBatchNorm, BatchNorm, type(None)):

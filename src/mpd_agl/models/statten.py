@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, readout
-from mpd_agl.nn import SpikeAttention, over_time
+from mpd_agl.nn import SpikeAttention, get_method, mpr_neuron, over_time
 
 HEADS = 8
 
@@ -71,6 +71,10 @@ class SpikeTransformer(Network):
         super().__init__("statten", options)
         self.refuse_unused("block")
         o, T = options, options.num_steps
+        if not o.ann and get_method(o.method).neuron is mpr_neuron:
+            raise InputError(
+                "statten has neurons that fire at half of v_th, and method mpr fires at 0.5 alone. Use another method."
+            )
         if o.attention != "none":
             raise InputError(f"statten has its own attention, got attention={o.attention!r}. Leave it out.")
         steps = 1 if o.ann else o.attention_steps or (1 if T % 2 else 4 if T >= 16 and T % 4 == 0 else 2)

@@ -58,6 +58,8 @@ class Current(nn.Module):
 
     norm: TdBatchNorm | None
     """None where it is folded into the synapse; of a norm with parameters per step, folding leaves a `StepAffine`."""
+    takes_spikes = True
+    """False where its input are currents, as on a membrane shortcut: no weights of 8 bits then."""
 
     def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm | None) -> None:
         super().__init__()

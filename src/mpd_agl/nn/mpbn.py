@@ -88,7 +88,7 @@ class FoldedLIF(LIF):
         self.register_buffer("v_th", torch.where(scale_C == 0, constant_C, (v_th - shift_C) / scale_C.abs()))
         self.to(scale_C.device)
 
-    def check_threshold(self) -> None:
+    def check_threshold(self, *, wait: bool = False) -> None:
         """Any threshold is right here."""
 
 

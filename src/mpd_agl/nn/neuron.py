@@ -236,10 +236,23 @@ class Neuron(nn.Module):
         """
         return type(self).forward is Neuron.forward and not self.is_written
 
-    def check_threshold(self) -> None:
-        """Refuse a learnt threshold that is no longer positive (on a CPU; elsewhere nobody waits to look)."""
+    @property
+    def oddity(self) -> str:
+        """What this neuron does that no inference plan and no file format knows; empty where there is nothing."""
+        if self.drop is not None:
+            return f"takes {self.drop:g} off at a reset, as method mpr does"
+        if self.scaled:
+            return "gives v_th where it fires, as method trsg does"
+        return "" if self.start is None else "starts at a learnt potential (start='mp-init')"
+
+    def check_threshold(self, *, wait: bool = False) -> None:
+        """Refuse a learnt threshold that is no longer positive: at every call on a CPU, elsewhere where a caller waits
+        for the device anyway (`wait`).
+        """
         v_th = self.v_th
-        if not isinstance(v_th, Tensor) or v_th.device.type != "cpu" or torch.compiler.is_compiling():
+        if not isinstance(v_th, Tensor) or torch.compiler.is_compiling():
+            return
+        if v_th.device.type != "cpu" and not wait:
             return
         if not bool((v_th > 0).all()):
             raise InputError(
@@ -316,7 +329,12 @@ class Neuron(nn.Module):
 
     @torch.no_grad()
     def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
-        """The sums of the potentials that a current gives (`kernels.probe`)."""
+        """The sums of the potentials that a current gives (`kernels.probe`, which knows no `drop`)."""
+        if self.drop is not None:
+            i_TNC = i_SNC.expand(num_steps, *i_SNC.shape[1:]).to(torch.promote_types(i_SNC.dtype, torch.float32))
+            ones_T = i_TNC.new_ones(num_steps)
+            v_TM = lif(i_TNC, self.tau, ones_T, drop=self.drop, kept_0=kept_0, **self.dynamics())[1].flatten(1).double()
+            return PotentialSums(v_TM.shape[1], v_TM.sum(1), v_TM.square().sum(1))
         axis = self.channel_axis(i_SNC)
         C = i_SNC.shape[axis]
         zero_C, one_C, one_T = i_SNC.new_zeros(C), i_SNC.new_ones(C), i_SNC.new_ones(num_steps)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl import kernels
-from mpd_agl.core.mpd import WidthForm, atgo_width
+from mpd_agl.core.mpd import WidthForm
 from mpd_agl.errors import InputError
 from mpd_agl.nn.moments import CAPACITY, PotentialSums
 from mpd_agl.nn.neuron import LIF, NOT_ASKED, PLIF, Pass, checked_threshold
@@ -161,7 +161,7 @@ class AtgoNeuron(PLIF):
         theta = mean + std if running is None else running.to(mean)
         rule = self.width
         assert isinstance(rule, AtgoWidth)
-        return theta, atgo_width(theta, std, v_th=float(self.v_th), width=rule.width, form=rule.form)
+        return theta, rule.of(theta, std, self.v_th)
 
     @torch.no_grad()
     def _keep(self, theta_T: Tensor) -> None:

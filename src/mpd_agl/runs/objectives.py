@@ -10,6 +10,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import Card, Network, load_weights, pretrained_card
 from mpd_agl.models.pretrained import check_options, fitting_state, pretrained_state
 from mpd_agl.nn import AnnBlock, Readout, SpikingBlock
+from mpd_agl.nn.block import out_features
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.train.attacks import Pixels, evaluation_mode
 from mpd_agl.train.losses import build_loss
@@ -23,10 +24,9 @@ def build_objective(config: RunConfig, net: nn.Module, data: ArraySet, device: t
     if c.name in ("ce", "tet"):
         return None
     if c.name == "robust":
-        if data.x.ndim == 5:
-            raise InputError(
-                f"loss robust changes pixels from 0 to 1, and {data.name} holds event frames. Train on images."
-            )
+        if data.x.ndim == 5 or data.sample_shape is not None:
+            held = "event frames" if data.x.ndim == 5 else "samples as they are"
+            raise InputError(f"loss robust changes pixels from 0 to 1, and {data.name} holds {held}. Train on images.")
         return Robust(
             loss, Pixels(data.mean, data.std), eps=c.robust_eps, step=c.robust_step, weight=c.robust_weight
         ).to(device)
@@ -40,16 +40,38 @@ def build_objective(config: RunConfig, net: nn.Module, data: ArraySet, device: t
         ends = stage_ends(net)
         return ShortcutHeads(loss, ends, net.options.num_classes, share=c.head_share).to(device)
     teacher, facts = read_teacher(config, net, data)
-    names = [n for n, m in net.named_modules() if isinstance(m, SpikingBlock)]
-    theirs = {n for n, m in teacher.named_modules() if isinstance(m, AnnBlock)}
-    if set(names) != theirs:
-        odd = sorted(set(names) ^ theirs)[0]
+    last = next(n for n, m in net.named_modules() if isinstance(m, Readout))
+    names = _tandem(config, net, teacher, last)
+    return LocalTandem(loss, teacher.to(device), names, last, weight=c.ltl_weight, facts=facts)
+
+
+def _tandem(config: RunConfig, net: Network, teacher: nn.Module, last: str) -> list[str]:
+    """The layers that loss ltl compares; refuses what it would compare wrongly, or leave untrained."""
+    own = {n: m for n, m in net.named_modules() if isinstance(m, SpikingBlock)}
+    theirs = {n: m for n, m in teacher.named_modules() if isinstance(m, AnnBlock)}
+    wrong = set(own) ^ set(theirs)
+    wrong |= {n for n in set(own) & set(theirs) if _channels(own[n].synapse) != _channels(theirs[n].synapse)}
+    if wrong:
         raise InputError(
-            f"loss ltl compares layer by layer, and {odd} is in one of {config.model.name} and its teacher only. "
+            f"loss ltl compares layer by layer, and {min(wrong)} of {config.model.name} and of its teacher differ. "
             "Train a teacher of the same network: --model.ann."
         )
-    last = next(n for n, m in net.named_modules() if isinstance(m, Readout))
-    return LocalTandem(loss, teacher.to(device), names, last, weight=c.ltl_weight, facts=facts)
+    if any(getattr(m.neuron, "scaled", False) for m in own.values()):
+        raise InputError(
+            f"loss ltl compares firing rates, and the neurons of method {config.method!r} give v_th where they fire. "
+            "Use another method."
+        )
+    trained = tuple(f"{name}." for name in (*own, last))
+    if loose := [name for name, _ in net.named_parameters() if not name.startswith(trained)]:
+        raise InputError(
+            f"loss ltl trains each layer by its own error, and {loose[0]} stands between layers and would not learn. "
+            "Use another loss, or a network of plain layers (--model.attention none)."
+        )
+    return list(own)
+
+
+def _channels(synapse: nn.Module | None) -> int | None:
+    return None if synapse is None else out_features(synapse)
 
 
 def read_teacher(config: RunConfig, net: nn.Module, data: ArraySet) -> tuple[nn.Module, dict[str, str]]:

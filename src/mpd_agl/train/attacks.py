@@ -94,7 +94,9 @@ def build_attack(name: str, pixels: Pixels, *, eps: float, steps: int = 10) -> A
     """The attack of that name as a function of network, batch and labels."""
     if name not in ATTACKS:
         raise unknown_name("attack", name, ATTACKS)
-    if not 0 < eps <= 1 or steps < 1:
-        raise InputError(f"an attack needs 0 < eps <= 1 and at least 1 step, got eps={eps} and {steps}. Use 8/255.")
-    options: dict[str, Any] = {"eps": eps, "steps": 1 if name == "fgsm" else max(2, steps)}
+    if not 0 < eps <= 1:
+        raise InputError(f"an attack needs 0 < eps <= 1, got eps={eps}. Use 8/255.")
+    if name == "pgd" and steps < 2:
+        raise InputError(f"pgd takes at least 2 steps, got {steps}. One step from the image itself is fgsm.")
+    options: dict[str, Any] = {"eps": eps, "steps": 1 if name == "fgsm" else steps}
     return lambda net, x, y: pgd(net, x, y, pixels, **options)

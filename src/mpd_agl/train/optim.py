@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.nn import TdBatchNorm
 from mpd_agl.train.config import OptimConfig
 
 
@@ -21,10 +22,11 @@ def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False)
     if config.decay_on == "all":
         groups = [{"params": parameters}]
     else:
-        groups = [
-            {"params": [p for p in parameters if p.dim() >= 2]},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
+        norms = {id(p) for m in net.modules() if isinstance(m, TdBatchNorm) for p in m.parameters()}  # TAB's are (T, C)
+        weights = [p for p in parameters if p.dim() >= 2 and id(p) not in norms]
+        chosen = set(map(id, weights))
+        others = [p for p in parameters if id(p) not in chosen]
+        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
     if config.name == "sgd":
         return torch.optim.SGD(
             groups,

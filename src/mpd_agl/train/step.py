@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mpd_agl.data.share import part_sizes
 from mpd_agl.errors import InputError
+from mpd_agl.nn import Neuron
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import Loss, correct
 from mpd_agl.train.objectives import Objective
@@ -201,6 +202,10 @@ class Stepper:
             if not math.isfinite(whole) or not (math.isfinite(norm) or self.scaler.is_enabled()):
                 raise NotFinite(self._reason(losses, total, norm, seen, last=ago == 0), ago)
             found.append(StepResult(whole, int(right), N, norm))
+        if unread:
+            for module in self.net.modules():
+                if isinstance(module, Neuron):
+                    module.check_threshold(wait=True)
         return found
 
     def _reason(self, losses: list[float], total: float, norm: float, seen: float, *, last: bool) -> str:
