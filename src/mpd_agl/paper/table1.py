@@ -53,7 +53,7 @@ RIVALS = (
     Rival("statten", *_C100_T4, changes=_STATTEN),
     Rival("tet", *_DVS, changes={"loss.name": "tet"}),
     Rival("tcja", *_DVS, changes={"model.attention": "tcja"}),
-    Rival("ltl", *_TINY, changes={"loss.name": "ltl", **NEEDS["ltl"]}),
+    Rival("ltl", *_TINY[:2], "8", changes={"loss.name": "ltl", **NEEDS["ltl"]}),
     Rival("s2nn", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
 )
 NETWORKS = {
