@@ -189,8 +189,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         f"Largest fall of the loss over steps of {', '.join(f'{s:g}' for s in STEPS)} of the weights' norm against the "
         "surrogate gradient, below 0 where every step makes it rise: along the whole gradient (as SGD goes), and along "
         "each parameter's own with a length of its own (layerwise: the direction without the layers' gains). Same: the "
-        "batch that the gradient is of, which the figure shows; fresh: another one. "
-        "c multiplies the rule's width. All rules see the same weights, those of a run trained by MPD-AGL.",
+        "batch that the gradient is of; fresh: another one, which table and figure show. "
+        "c multiplies the rule's width, and a rule's own height is matched to it. All rules see the same weights, those of a run trained by MPD-AGL.",
         "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
         "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise "
         "allows.",
@@ -200,14 +200,14 @@ def show(groups: Sequence[Group]) -> PageSection:
 
 
 def _by_width(found: Sequence[tuple[Variant, dict[int, dict[str, Any]]]]) -> Table:
-    """Falls on the gradient's own batch: multiples of Eq. 7's width side by side, and our rule."""
+    """Falls on a fresh batch: multiples of Eq. 7's width side by side, and our rule."""
     factors = [f"{c:g}" for c in FACTORS]
     rows = []
     for variant_, by_epoch in found:
         for epoch, rules in by_epoch.items():
             for kind in ("whole", "layerwise"):
                 own = [rules.get(REFERENCE, {}).get(c) for c in factors] + [rules.get(OURS, {}).get("1")]
-                cells = ["" if m is None else f"{_fall(m, kind, 'same'):+.3f}" for m in own]
+                cells = ["" if m is None else f"{_fall(m, kind, 'fresh'):+.3f}" for m in own]
                 name = f"{NETWORKS[variant_.at['network']]}, {variant_.at['data']}"
                 rows.append([name, str(epoch), kind, *cells])
     head = ("network", "epoch", "along", *(f"Eq. 7 x {c}" for c in factors), label(OURS))
@@ -247,12 +247,12 @@ def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
     plans = ((row[0], epochs[0], "whole"), (row[1], epochs[-1], "whole"), (row[2], epochs[-1], "layerwise"))
     for axes, epoch, kind in plans:
         for method, by_factor in found[epoch].items():
-            points = sorted((_width(m), _fall(m, kind, "same")) for m in by_factor.values())
+            points = sorted((_width(m), _fall(m, kind, "fresh")) for m in by_factor.values())
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **_look(method))
             if "1" in by_factor:  # the rule's own width
                 own = by_factor["1"]
                 ring: dict[str, Any] = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "label": "_own"}
-                axes.plot([_width(own)], [_fall(own, kind, "same")], color=colour(method), linestyle="none", **ring)
+                axes.plot([_width(own)], [_fall(own, kind, "fresh")], color=colour(method), linestyle="none", **ring)
         axes.axhline(0, color=draw.SOFT, linewidth=0.8)
         _log_axis(axes)
         axes.set_xlabel("median width of the layers")
@@ -309,11 +309,11 @@ def _sentence(groups: Sequence[Group], found: dict[str, dict[int, dict[str, Any]
         by_epoch = found.get(g.variant.at["network"] + g.variant.at["data"], {})
         rules = by_epoch[max(by_epoch)] if by_epoch else {}
         if by_factor := rules.get(REFERENCE):
-            falls = " | ".join(f"{_fall(by_factor[c], 'whole', 'same'):+.3f}" for c in ("0.25", "1", "4"))
+            falls = " | ".join(f"{_fall(by_factor[c], 'whole', 'fresh'):+.3f}" for c in ("0.25", "1", "4"))
             told.append(f"{NETWORKS[g.variant.at['network']]} {falls}")
     if not told:
         return "Fall of the loss along surrogate gradients of different widths."
-    return f"Fall of the loss at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width: {'; '.join(told)}."
+    return f"Fall of the loss on a fresh batch at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width: {'; '.join(told)}."
 
 
 STUDY = Study(
