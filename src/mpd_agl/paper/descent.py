@@ -190,7 +190,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         "surrogate gradient, below 0 where every step makes it rise: along the whole gradient (as SGD goes), and along "
         "each parameter's own with a length of its own (layerwise: the direction without the layers' gains). Same: the "
         "batch that the gradient is of; fresh: another one, which table and figure show. "
-        "c multiplies the rule's width, and a rule's own height is matched to it. All rules see the same weights, those of a run trained by MPD-AGL.",
+        "c multiplies the rule's width, and a rule's own height is matched to it. "
+        "All rules see the same weights, those of a run trained by MPD-AGL.",
         "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
         "estimates the gradient without bias; the dashed line is the largest cosine that the estimate's own noise "
         "allows.",
@@ -313,7 +314,8 @@ def _sentence(groups: Sequence[Group], found: dict[str, dict[int, dict[str, Any]
             told.append(f"{NETWORKS[g.variant.at['network']]} {falls}")
     if not told:
         return "Fall of the loss along surrogate gradients of different widths."
-    return f"Fall of the loss on a fresh batch at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width: {'; '.join(told)}."
+    what = "Fall of the loss on a fresh batch at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width"
+    return f"{what}: {'; '.join(told)}."
 
 
 STUDY = Study(
