@@ -182,12 +182,11 @@ def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     from mpd_agl.runs.dry_run import measure
     from mpd_agl.train.console import duration
 
-    if not as_json:
-        print(to_toml(config))
-    e = measure(config)
+    e = measure(config)  # first: an error stands alone
     if as_json:
         print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))
         return 0
+    print(to_toml(config))
     T, N, loop_s = config.model.num_steps, config.train.batch_size, e.loop_step_s + e.monitor_s
     rows = {
         "parameters": f"{e.parameters:,}",
