@@ -45,12 +45,38 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
         rule,
         *table[1:],
         "",
+        *differences(record),
         *notes,
         "",
         "```bash",
         *textwrap.wrap(command, 112, break_on_hyphens=False, break_long_words=False, subsequent_indent="    "),
         "```",
     ]
+
+
+OURS, FIXED, PAPER = "mpd-gain (ours) minus this", "minus STBP-tdBN", "MPD-AGL"
+
+
+def differences(record: dict[str, Any]) -> list[str]:
+    """Our rule minus each other method, and MPD-AGL minus the fixed width, at every place; nothing without seeds."""
+    details = record.get("details") or {"head": [], "rows": []}
+    if OURS not in details["head"] or not any("[" in row[-1] for row in details["rows"]):
+        return []
+    head, at = details["head"], details["head"].index("method")
+    places = [k for k, name in enumerate(head) if name != "method" and k < head.index("accuracy, last epoch")]
+    gaps: dict[tuple[str, ...], dict[str, str]] = {}
+    paper: dict[tuple[str, ...], str] = {}
+    for row in details["rows"]:
+        place = tuple(row[k] for k in places)
+        gaps.setdefault(place, {})[row[at]] = row[head.index(OURS)]
+        if row[at] == PAPER:
+            paper[place] = row[head.index(FIXED)]
+    methods = list(dict.fromkeys(m for found in gaps.values() for m, gap in found.items() if gap))
+    names = [*(head[k] for k in places), *(f"ours minus {m}" for m in methods), f"{PAPER} minus STBP-tdBN"]
+    rows = [[*place, *(found.get(m, "") for m in methods), paper.get(place, "")] for place, found in gaps.items()]
+    shown = [f"| {' | '.join(row)} |" for row in (names, *rows)]
+    rule = "|" + "|".join(["---"] * len(places) + ["---:"] * (len(methods) + 1)) + "|"
+    return ["Paired differences in points, with their 95 % intervals:", "", shown[0], rule, *shown[1:], ""]
 
 
 def continued(lines: list[str]) -> list[str]:
