@@ -189,7 +189,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         f"Largest fall of the loss over steps of {', '.join(f'{s:g}' for s in STEPS)} of the weights' norm against the "
         "surrogate gradient, below 0 where every step makes it rise: along the whole gradient (as SGD goes), and along "
         "each parameter's own with a length of its own (layerwise: the direction without the layers' gains). Same: the "
-        "batch that the gradient is of; fresh: another one, which table and figure show. "
+        "batch that the gradient is of; fresh: another one, which table and figure show, along the whole gradient. "
+        "First / last: the rms of the gradient at the first layer's spikes over that at the last's. "
         "c multiplies the rule's width, and a rule's own height is matched to it. "
         "All rules see the same weights, those of a run trained by MPD-AGL.",
         "Cosines: networks of linear layers with normal noise in their potentials, where the likelihood ratio "
@@ -201,18 +202,18 @@ def show(groups: Sequence[Group]) -> PageSection:
 
 
 def _by_width(found: Sequence[tuple[Variant, dict[int, dict[str, Any]]]]) -> Table:
-    """Falls on a fresh batch: multiples of Eq. 7's width side by side, and our rule."""
-    factors = [f"{c:g}" for c in FACTORS]
+    """Falls on a fresh batch and the first layer's gradient over the last's, at multiples of Eq. 7's width and ours."""
+    columns = [*((REFERENCE, f"{c:g}") for c in FACTORS), *((OURS, c) for c in ("0.25", "1", "4"))]
     rows = []
     for variant_, by_epoch in found:
+        name = f"{NETWORKS[variant_.at['network']]}, {variant_.at['data']}"
         for epoch, rules in by_epoch.items():
-            for kind in ("whole", "layerwise"):
-                own = [rules.get(REFERENCE, {}).get(c) for c in factors] + [rules.get(OURS, {}).get("1")]
-                cells = ["" if m is None else f"{_fall(m, kind, 'fresh'):+.3f}" for m in own]
-                name = f"{NETWORKS[variant_.at['network']]}, {variant_.at['data']}"
-                rows.append([name, str(epoch), kind, *cells])
-    head = ("network", "epoch", "along", *(f"Eq. 7 x {c}" for c in factors), label(OURS))
-    return Table(head, rows, tuple(range(3, 4 + len(factors))))
+            every = [rules.get(method, {}).get(c) for method, c in columns]
+            falls = ["" if m is None else f"{_fall(m, 'whole', 'fresh'):+.3f}" for m in every]
+            ratios = ["" if m is None else _shown(_ratio(m)) for m in every]
+            rows += [[name, str(epoch), "fall", *falls], [name, str(epoch), "first / last", *ratios]]
+    names = [f"{'Eq. 7' if method == REFERENCE else 'ours'} x {c}" for method, c in columns]
+    return Table(("network", "epoch", "what", *names), rows, tuple(range(3, 3 + len(names))))
 
 
 def _moments_of(run: Run) -> dict[int, dict[str, Any]]:
@@ -232,33 +233,42 @@ def _fall(measured: dict[str, Any], kind: str, on: str) -> float:
 
 
 def _cells(measured: dict[str, Any]) -> list[str]:
-    rms = measured["gradient_rms"]
     falls = [_fall(measured, kind, on) for kind in ("whole", "layerwise") for on in ("same", "fresh")]
-    return [*(f"{f:+.4f}" for f in falls), f"{rms[0] / rms[-1]:.3g}" if rms and rms[-1] > 0 else ""]
+    return [*(f"{f:+.4f}" for f in falls), _shown(_ratio(measured))]
+
+
+def _ratio(measured: dict[str, Any]) -> float | None:
+    """The gradient at the first layer's spikes over the one at the last's."""
+    rms = measured["gradient_rms"]
+    return float(rms[0] / rms[-1]) if rms and rms[-1] > 0 else None
+
+
+def _shown(ratio: float | None) -> str:
+    """
+    >>> _shown(0.217), _shown(2.06e-5), _shown(1.28e4)
+    ('0.22', '2e-5', '1e4')
+    """
+    if ratio is None:
+        return ""
+    return f"{ratio:.2g}" if 0.01 <= ratio < 99.5 else f"{ratio:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
-    """Falls at the first and last moment, layerwise at the last, gradients by layer at the start."""
+    """Falls at the first and last moment, the gradient's growth at the last, gradients by layer at the start."""
     name = f"{NETWORKS[group.variant.at['network']]}, {group.variant.at['data']}"
     epochs = list(found)
     if not epochs:
         for axes in row:
             axes.set_axis_off()
         return
-    plans = ((row[0], epochs[0], "whole"), (row[1], epochs[-1], "whole"), (row[2], epochs[-1], "layerwise"))
-    for axes, epoch, kind in plans:
-        for method, by_factor in found[epoch].items():
-            points = sorted((_width(m), _fall(m, kind, "fresh")) for m in by_factor.values())
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **_look(method))
-            if "1" in by_factor:  # the rule's own width
-                own = by_factor["1"]
-                ring: dict[str, Any] = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "label": "_own"}
-                axes.plot([_width(own)], [_fall(own, kind, "fresh")], color=colour(method), linestyle="none", **ring)
+    for axes, epoch in ((row[0], epochs[0]), (row[1], epochs[-1])):
+        _over_width(axes, found[epoch], lambda m: _fall(m, "whole", "fresh"))
         axes.axhline(0, color=draw.SOFT, linewidth=0.8)
-        _log_axis(axes)
-        axes.set_xlabel("median width of the layers")
         axes.set_ylabel("fall of the loss")
-        axes.set_title(f"{name}\n{kind}, epoch {epoch}")
+        axes.set_title(f"{name}\nfresh batch, epoch {epoch}")
+    _over_width(row[2], found[epochs[-1]], _ratio)
+    row[2].set_yscale("log")
+    row[2].set_title(f"{name}\ngradient, first layer / last, epoch {epochs[-1]}")
     for method, by_factor in found[epochs[0]].items():
         rms = by_factor.get("1", {}).get("gradient_rms", [])
         if rms and rms[-1] > 0:
@@ -266,6 +276,19 @@ def _row(row: Any, group: Group, found: dict[int, dict[str, Any]]) -> None:
     row[3].set_yscale("log")
     row[3].set_xlabel("layer")
     row[3].set_title(f"{name}\nrms of dL/ds, last layer = 1, epoch {epochs[0]}")
+
+
+def _over_width(axes: Axes, rules: dict[str, Any], value: Callable[[dict[str, Any]], float | None]) -> None:
+    """A value over the median width, a line per rule; a ring marks the rule's own width."""
+    for method, by_factor in rules.items():
+        points = sorted((_width(m), v) for m in by_factor.values() if (v := value(m)) is not None)
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **_look(method))
+        if "1" in by_factor and (own := value(by_factor["1"])) is not None:
+            ring: dict[str, Any] = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "label": "_own"}
+            axes.plot([_width(by_factor["1"])], [own], color=colour(method), linestyle="none", **ring)
+    _log_axis(axes)
+    axes.set_xlabel("median width of the layers")
 
 
 def _look(method: str) -> dict[str, Any]:
@@ -304,18 +327,21 @@ def _cosines(row: Any, small: dict[str, Any]) -> None:
 
 
 def _sentence(groups: Sequence[Group], found: dict[str, dict[int, dict[str, Any]]]) -> str:
-    """How far the loss falls along Eq. 7's gradient at a quarter of its width, at its width and at four times it."""
+    """How much the gradient's size depends on the width, by Eq. 7 and by our rule."""
     told = []
     for g in groups:
         by_epoch = found.get(g.variant.at["network"] + g.variant.at["data"], {})
         rules = by_epoch[max(by_epoch)] if by_epoch else {}
-        if by_factor := rules.get(REFERENCE):
-            falls = " | ".join(f"{_fall(by_factor[c], 'whole', 'fresh'):+.3f}" for c in ("0.25", "1", "4"))
-            told.append(f"{NETWORKS[g.variant.at['network']]} {falls}")
+        each = []
+        for method, name in ((REFERENCE, "Eq. 7"), (OURS, "ours")):
+            ratios = [r for m in rules.get(method, {}).values() if (r := _ratio(m))]
+            each += [f"{name} {_shown(max(ratios) / min(ratios))}"] if ratios else []
+        if each:
+            told.append(f"{NETWORKS[g.variant.at['network']]}: {', '.join(each)}")
     if not told:
         return "Fall of the loss along surrogate gradients of different widths."
-    what = "Fall of the loss on a fresh batch at the end, along the gradient of 0.25 | 1 | 4 times Eq. 7's width"
-    return f"{what}: {'; '.join(told)}."
+    over = "over widths from 1/4 to 4 times a rule's own"
+    return f"Largest over smallest gradient of the first layer, {over}: {'; '.join(told)}."
 
 
 STUDY = Study(
