@@ -25,6 +25,8 @@ PAGE, RECORDS = Path("docs/evidence.md"), Path("docs/results/evidence")
 def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str]:
     """The table of a record, the picture, what the runs were made with, and the command."""
     head, rows = record["table"]["head"], record["table"]["rows"]
+    filled = [k for k in range(len(head)) if any(row[k] for row in rows)]  # a slice leaves columns empty
+    head, rows = [head[k] for k in filled], [[row[k] for k in filled] for row in rows]
     numbers = [all(not row[k] or row[k][0] in "-+0123456789" for row in rows) for k in range(len(head))]
     rule = "|" + "|".join("---:" if right else "---" for right in numbers) + "|"
     table = [f"| {' | '.join(row)} |" for row in (head, *rows)]
@@ -64,19 +66,15 @@ def differences(record: dict[str, Any]) -> list[str]:
         return []
     head, at = details["head"], details["head"].index("method")
     places = [k for k, name in enumerate(head) if name != "method" and k < head.index("accuracy, last epoch")]
-    gaps: dict[tuple[str, ...], dict[str, str]] = {}
-    paper: dict[tuple[str, ...], str] = {}
+    rows = []
     for row in details["rows"]:
-        place = tuple(row[k] for k in places)
-        gaps.setdefault(place, {})[row[at]] = row[head.index(OURS)]
+        gaps = {f"ours minus {row[at]}": row[head.index(OURS)]}
         if row[at] == PAPER:
-            paper[place] = row[head.index(FIXED)]
-    methods = list(dict.fromkeys(m for found in gaps.values() for m, gap in found.items() if gap))
-    names = [*(head[k] for k in places), *(f"ours minus {m}" for m in methods), f"{PAPER} minus STBP-tdBN"]
-    rows = [[*place, *(found.get(m, "") for m in methods), paper.get(place, "")] for place, found in gaps.items()]
-    shown = [f"| {' | '.join(row)} |" for row in (names, *rows)]
-    rule = "|" + "|".join(["---"] * len(places) + ["---:"] * (len(methods) + 1)) + "|"
-    return ["Paired differences in points, with their 95 % intervals:", "", shown[0], rule, *shown[1:], ""]
+            gaps[f"{PAPER} minus STBP-tdBN"] = row[head.index(FIXED)]
+        rows += [[*(row[k] for k in places), name, gap] for name, gap in gaps.items() if gap]
+    shown = [f"| {' | '.join(row)} |" for row in ([*(head[k] for k in places), "difference", "points"], *rows)]
+    rule = "|" + "---|" * (len(places) + 1) + "---:|"
+    return ["Paired differences, with their 95 % intervals:", "", shown[0], rule, *shown[1:], ""]
 
 
 def continued(lines: list[str]) -> list[str]:

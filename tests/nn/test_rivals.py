@@ -334,6 +334,7 @@ def test_moments_are_measured_of_potentials_that_drop_takes_off():
         (lambda: mpr_neuron(v_th=1.0), "around the threshold 0.5, got v_th=1.0"),
         (lambda: TrSGNeuron(v_th=[0.5, 0.6]), "one threshold per layer"),
         (lambda: AtgoNeuron(start="mp-init"), "ds-atgo has a hard reset"),
+        (lambda: AtgoNeuron()(torch.ones(2, 1, 1)), "the spread of a layer's potentials, got a single one"),
         (lambda: LIF(drop=1.0), "Use reset='soft'"),
         (lambda: LIF(start="warm"), "start"),
         (lambda: PlainNeuron(LIF(start="mp-init")), "export knows LIF and PLIF that start at rest"),

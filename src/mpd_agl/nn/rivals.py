@@ -154,6 +154,10 @@ class AtgoNeuron(PLIF):
         if running is not None and not torch.is_grad_enabled() and not self.watchers:
             return running, torch.ones_like(running)
         sums = super().observe(i_1NC, 1, kept_NC)
+        if sums.values < 2 and self.replicas is None:
+            raise InputError(
+                "method ds-atgo measures the spread of a layer's potentials, got a single one. Use a larger batch."
+            )
         own = torch.cat([sums.sum_T, sums.square_T, sums.sum_T.new_tensor([sums.values])])
         total, square, count = own if self.replicas is None or not self.training else self.replicas.sum(own)
         mean = total / count
