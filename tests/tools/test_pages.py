@@ -6,8 +6,9 @@ import pytest
 
 from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
+from mpd_agl.errors import InputError
 from tests.bench.test_bench import record as comparison
-from tools import active_page, evidence_page, performance_page, rivals_page
+from tools import active_page, evidence_page, performance_page, rivals_page, time_to_accuracy
 
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -245,3 +246,20 @@ def test_the_growth_of_the_peak_is_told_where_it_was_measured():
     assert performance_page.growth_lines({"points": []}) == []
     grown = "| itself | at most 7x of both | 6.50x time, **8.00x memory of the step** |"
     assert performance_page.goal_table({"a": {"growth-train": record}})[-2].endswith(grown)
+
+
+def test_time_to_accuracy_counts_images_by_the_measured_step_of_their_T():
+    parts = [
+        {"num_steps": 1, "epochs": 2, "images": 1_800_000, "accuracy": 0.8, "by_epoch": None},
+        {"num_steps": 2, "epochs": 2, "images": 3_600_000, "accuracy": 0.86, "by_epoch": [0.75, 0.86]},
+    ]
+    steps = {1: {"ours": 1.0, "spikingjelly": 3.0}, 2: {"ours": 2.0, "spikingjelly": 4.0}}
+    assert time_to_accuracy.curves(parts, steps, "ours") == [(0.5, 0.8), (1.5, 0.75), (2.5, 0.86)]
+    assert time_to_accuracy.ends(parts, steps, "spikingjelly") == [1.5, 5.5]
+    rows = {row[0]: row[1:] for row in time_to_accuracy.table(parts, steps)}
+    assert rows["80 %"] == ["0.50 h", "1.50 h"]
+    assert rows["85 %"] == ["2.50 h", "5.50 h"]
+    assert rows["90 %"] == ["not reached", "not reached"]
+    assert time_to_accuracy.picture(parts, {T: {**s, "threads": 2} for T, s in steps.items()})[1:4] == b"PNG"
+    with pytest.raises(InputError, match="no step at T = 2 was measured"):
+        time_to_accuracy.curves(parts, {1: steps[1]}, "ours")

@@ -1,0 +1,177 @@
+"""How long the network in the box takes to its accuracy on two cores, and how long SpikingJelly would take.
+
+    python -m tools.time_to_accuracy runs/part3 runs/part4 --card cifar10 --steps t1.json t2.json
+
+The runs come first to last; `--card` names a card whose runs came before the first of them (only the ends of those are
+known). `--steps` are records of `mpd-agl bench train --T 1 --method mpd-gain --contenders ours spikingjelly` and of the
+same with `--T 2`. Hours are training images times the measured step, for both in the same way: what a test pass or a
+busy machine adds is not in them. Writes docs/results/time.json, time.png, and its place in docs/evidence.md.
+"""
+
+import argparse
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tools.active_page import between
+
+from mpd_agl.errors import InputError
+from mpd_agl.models import pretrained
+from mpd_agl.records import canonical, reading, write_atomic
+from mpd_agl.report import draw
+from mpd_agl.report.runs import read_run
+
+OUT, PAGE = Path("docs/results"), Path("docs/evidence.md")
+LEVELS = (0.75, 0.80, 0.83, 0.85, 0.87, 0.89, 0.90)
+NAMES = {"ours": "ours", "spikingjelly": "SpikingJelly 2.0"}
+WHAT = "tools.time_to_accuracy"
+
+
+def step_of(path: Path) -> tuple[int, dict[str, Any]]:
+    """T of a bench record, and the milliseconds per image of both contenders on its machine."""
+    with reading(path):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        setting, found = record["setting"], record["contenders"]
+        if setting["work"] != "train" or setting["width_mult"] != 0.125 or setting["model"] != "resnet19":
+            raise InputError(f"{path} measured another step ({setting}). Measure the training step of the network.")
+        told = {name: round(found[name]["ms_per_image"], 4) for name in NAMES}
+        more = {"threads": setting["threads"], "batch": setting["batch"], "hardware": record["hardware"]}
+        return setting["num_steps"], {**told, **more, "code": record["code"]}
+
+
+def part_of(config: dict[str, Any], final: dict[str, Any], samples: int, epochs: list[Any] | None) -> dict[str, Any]:
+    """A run as the figure needs it: T, images, how it ended, and the accuracy of each epoch where it is known."""
+    curve = None if epochs is None else [round(e["test_accuracy"], 4) for e in epochs]
+    count = config["train"]["epochs"]
+    return {
+        "num_steps": config["model"]["num_steps"],
+        "epochs": count,
+        "images": count * samples,
+        "accuracy": final["test_accuracy"],
+        "by_epoch": curve,
+    }
+
+
+def parts_of(runs: list[Path], card: str) -> list[dict[str, Any]]:
+    """All runs behind a network, first to last."""
+    found = []
+    if card:
+        known = pretrained.pretrained_card(card)
+        samples = known.record["data"]["train"]["samples"]
+        for told in (*known.check["before"], known.record):
+            found.append(part_of(told["config"], told["final"], samples, None))
+    for path in runs:
+        run = read_run(path)
+        if run.record.final is None:
+            raise InputError(f"{path} is not finished. Resume it first.")
+        samples = run.record.data["train"]["samples"]
+        found.append(part_of(run.record.config, run.record.final, samples, list(run.epochs)))
+    return found
+
+
+def curves(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[tuple[float, float]]:
+    """Hours and test accuracy: after every epoch where it is known, else at a part's end."""
+    hours, out = 0.0, []
+    for part in parts:
+        if part["num_steps"] not in steps:
+            raise InputError(f"no step at T = {part['num_steps']} was measured. Give its record with --steps.")
+        took = part["images"] * steps[part["num_steps"]][who] / 3.6e6
+        scores = part["by_epoch"] or [None] * (part["epochs"] - 1) + [part["accuracy"]]
+        for k, score in enumerate(scores, 1):
+            if score is not None:
+                out.append((hours + took * k / len(scores), score))
+        hours += took
+    return out
+
+
+def ends(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[float]:
+    """Hours at the end of each part."""
+    hours, out = 0.0, []
+    for part in parts:
+        hours += part["images"] * steps[part["num_steps"]][who] / 3.6e6
+        out.append(hours)
+    return out
+
+
+def table(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]]) -> list[list[str]]:
+    """Hours to each level, at the first epoch that was scored there; empty where it was not reached."""
+    by_who = {who: curves(parts, steps, who) for who in NAMES}
+    rows = []
+    for level in LEVELS:
+        first = {who: next((h for h, a in curve if a >= level), None) for who, curve in by_who.items()}
+        rows.append([f"{100 * level:.0f} %", *("not reached" if h is None else f"{h:.2f} h" for h in first.values())])
+    return rows
+
+
+def picture(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]]) -> bytes:
+    """Accuracy over hours, ours and SpikingJelly's; dots where a run ended at rate 0."""
+    with draw.style():
+        figure, (axes,) = draw.new(width=5.2, height=3.0)
+        for who, colour in zip(NAMES, draw.COLOURS, strict=False):
+            points = curves(parts, steps, who)
+            name = NAMES[who] if who == "ours" else f"{NAMES[who]}, at its measured step"
+            axes.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.3)
+            last = [p["accuracy"] for p in parts]
+            axes.plot(ends(parts, steps, who), last, "o", color=colour, markersize=4, label="_ends")
+        axes.axhline(0.9, color=draw.SOFT, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"hours of training steps on {next(iter(steps.values()))['threads']} cores")
+        axes.set_ylabel("test accuracy")
+        axes.set_xlim(left=0)
+        draw.percent(axes.yaxis)
+        draw.legend(figure, axes, 2)
+        return draw.png_file(figure)
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The place in the page."""
+    steps = record["steps"]
+    told = "; ".join(
+        f"T = {T}: {s['ours']:.2f} ms against {s['spikingjelly']:.2f} ms" for T, s in sorted(steps.items())
+    )
+    chain = ", then ".join(f"{p['epochs']} epochs at T = {p['num_steps']}" for p in record["parts"])
+    first = next(iter(steps.values()))
+    text = (
+        f"Hours of training steps on {first['threads']} cores ({first['hardware']['cpu']}) until an epoch was scored "
+        f"at or above the accuracy: images times the measured step per image ({told}), without test passes. The runs, "
+        f"all of CIFAR-10: {chain}. SpikingJelly did not run them: its hours are the same images at its step. "
+        "[Record](results/time.json)."
+    )
+    return [
+        "![Test accuracy over hours](results/time.png)",
+        "",
+        f"| test accuracy | {' | '.join(NAMES.values())} |",
+        "|---|---:|---:|",
+        *(f"| {' | '.join(row)} |" for row in record["table"]),
+        "",
+        *textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write record, picture and the page's place."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
+    p.add_argument("--card", default="", help="a trained network's name or card: its runs came before")
+    p.add_argument("--steps", type=Path, nargs="+", required=True, metavar="FILE")
+    p.add_argument("--out", type=Path, default=OUT)
+    p.add_argument("--page", type=Path, default=PAGE)
+    a = p.parse_args(argv)
+    try:
+        parts, steps = parts_of(a.runs, a.card), dict(map(step_of, a.steps))
+        record = {"what": WHAT, "parts": parts, "steps": steps, "table": table(parts, steps)}
+        drawn = picture(parts, steps)
+        text = between(a.page.read_text(encoding="utf-8"), "time", lines(record), a.page)
+        write_atomic(a.out / "time.json", canonical(record))
+        write_atomic(a.out / "time.png", drawn)
+        write_atomic(a.page, text.encode())
+    except InputError as error:
+        print(f"time_to_accuracy: {error}", file=sys.stderr)
+        return 2
+    print(f"{a.out / 'time.json'}: {', '.join(' '.join(row) for row in record['table'])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
