@@ -1,0 +1,164 @@
+"""The held-out runs behind the constants of `mpd-gain` (docs/gain.md), and their record.
+
+    python -m tools.gain_choice runs/gain-choice --data-dir DIR [--only cnn8]    # trains what is missing
+    python -m tools.gain_choice runs/gain-choice --draw                          # writes the record from what is there
+
+Each trial is a run of the protocol of docs/evidence.md whose training samples are split: 800 digits, or 5,000 CIFAR-10
+images, are held out and scored; the test set is not touched. A trial may put other constants into the rule: the share
+that a layer keeps, what is left behind the chain, the growth that a chain may have.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from mpd_agl import core
+from mpd_agl.core import mpd
+from mpd_agl.errors import InputError
+from mpd_agl.nn import width
+from mpd_agl.paper import stress
+from mpd_agl.paper.evidence import variant
+from mpd_agl.paper.scales import config_at
+from mpd_agl.records import canonical, read_record, write_atomic
+from mpd_agl.runs.config import RunConfig
+from mpd_agl.runs.resolve import flatten, nest, resolve
+from mpd_agl.runs.training import start
+from mpd_agl.train.observe import Display
+
+OUT = Path("docs/results/gain-choice.json")
+HELD_OUT = {"digits": 800, "cifar10": 5000}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: `share`, `end` and `growth` replace the rule's own constants where they are given."""
+
+    name: str
+    network: str
+    data: str
+    method: str = "mpd-gain"
+    share: float | None = None
+    end: float | None = None
+    growth: float | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, seed: int, data_dir: str) -> RunConfig:
+        """The protocol's run at its usual place, with samples held out."""
+        found = variant(self.method, self.network, self.data, {}, self.fields)
+        config = config_at(found, stress.STUDY, "cpu", seed, {"train.threads": 1, "data.data_dir": data_dir})
+        own = {
+            "data.holdout": HELD_OUT[self.data],
+            "data.test_samples": 0,
+            "data.train_samples": 0 if self.data == "digits" else 10_000,
+            "monitor.every": 0,
+        }
+        return resolve(nest(flatten(config.model_dump(mode="json")) | own))
+
+    @contextmanager
+    def constants(self) -> Iterator[None]:
+        """The rule with this trial's constants."""
+
+        def share_of(layers: float) -> float:
+            if self.share is not None:
+                return self.share
+            return float(max(mpd.EQ7_SHARE, (self.end or mpd.END_SHARE) ** (1 / layers)))
+
+        width._made_chain_table.cache_clear()
+        with (
+            mock.patch.object(mpd, "chain_share", share_of),
+            mock.patch.object(core, "chain_share", share_of),
+            mock.patch.object(mpd, "CHAIN_GROWTH", self.growth or mpd.CHAIN_GROWTH),
+        ):
+            yield
+        width._made_chain_table.cache_clear()
+
+
+def _trials() -> list[tuple[Trial, tuple[int, ...]]]:
+    """Every trial with its seeds."""
+    out = []
+    for data in HELD_OUT:
+        out += [
+            (Trial("share 0.72", "cnn8", data, share=0.7197), (10,)),
+            (Trial("share 0.48", "cnn8", data, share=mpd.EQ7_SHARE), (10,)),
+            (Trial("share 0.48, no bound", "cnn8", data, share=mpd.EQ7_SHARE, growth=1e9), (10,)),
+            (Trial("share 0.35", "cnn8", data, share=0.35), (10,)),
+            (Trial("MPD-AGL", "cnn8", data, "mpd-agl"), (10,)),
+            (Trial("fixed width 0.5", "cnn8", data, "stbp-tdbn", fields={"model.kappa": 0.5}), (10,)),
+        ]
+    fast = {"optim.lr": 0.2}
+    out += [
+        (Trial("share 0.48, lr 0.2", "cnn8", "cifar10", share=mpd.EQ7_SHARE, fields=fast), (10,)),
+        (Trial("MPD-AGL, lr 0.2", "cnn8", "cifar10", "mpd-agl", fields=fast), (10,)),
+        (Trial("fixed width 0.5, lr 0.2", "cnn8", "cifar10", "stbp-tdbn", fields={**fast, "model.kappa": 0.5}), (10,)),
+    ]
+    for share in (0.25, 0.35, mpd.EQ7_SHARE, 0.6):
+        out.append((Trial(f"share {share:.2f}", "resnet19", "cifar10", share=share, fields={"train.epochs": 3}), (10,)))
+    for depth in (16, 24, 32):
+        for end in (0.1, 0.02, 0.005, 0.001):
+            seeds = (10, 11) if depth > 16 and end > 0.001 else (10,)
+            trial = Trial(f"{depth} layers, end {end:g}", "plain", "digits", end=end, fields={"model.depth": depth})
+            out.append((trial, seeds))
+    for end in (0.1, 0.005):
+        out.append((Trial(f"16 layers, end {end:g}", "plain", "cifar10", end=end, fields={"model.depth": 16}), (10,)))
+    return out
+
+
+TRIALS = _trials()
+
+
+def folder_of(runs: Path, trial: Trial, seed: int) -> Path:
+    """Where a trial's run lies."""
+    return runs / f"{trial.network}-{trial.data}-{trial.name.replace(', ', '-').replace(' ', '-')}-s{seed}"
+
+
+def told(trial: Trial, seed: int, folder: Path) -> dict[str, Any]:
+    """What the record keeps of a run."""
+    record = read_record(folder / "record.json")
+    if record.final is None:
+        raise InputError(f"{folder} is {record.status}. Remove it, and train it again.")
+    kept = {k: v for k, v in asdict(trial).items() if v is not None and v != {}}
+    return {
+        **kept,
+        "seed": seed,
+        "held_out_accuracy": record.final["test_accuracy"],
+        "train_loss": round(record.final["train_loss"], 4),
+        "code": record.code,
+        "cpu": record.hardware["cpu"],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train what is missing, then write what there is."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("runs", type=Path)
+    p.add_argument("--data-dir", default="")
+    p.add_argument("--only", default="", metavar="NETWORK", help="cnn8, resnet19 or plain")
+    p.add_argument("--draw", action="store_true", help="train nothing")
+    p.add_argument("-o", "--out", type=Path, default=OUT)
+    a = p.parse_args(argv)
+    wanted = [(t, s) for t, seeds in TRIALS for s in seeds if a.only in ("", t.network)]
+    try:
+        for trial, seed in () if a.draw else wanted:
+            folder = folder_of(a.runs, trial, seed)
+            if not (folder / "record.json").is_file():
+                with trial.constants():
+                    start(trial.config(seed, a.data_dir), folder, Display())
+                print(json.dumps(told(trial, seed, folder)), flush=True)
+        places = ((t, s, folder_of(a.runs, t, s)) for t, seeds in TRIALS for s in seeds)
+        rows = [told(t, s, folder) for t, s, folder in places if (folder / "record.json").is_file()]
+        write_atomic(a.out, canonical({"what": "tools.gain_choice", "trials": rows}))
+    except InputError as error:
+        print(f"gain_choice: {error}", file=sys.stderr)
+        return 2
+    print(f"{a.out}: {len(rows)} of {sum(len(seeds) for _, seeds in TRIALS)} trials")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
