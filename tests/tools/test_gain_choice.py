@@ -1,0 +1,54 @@
+"""The held-out runs behind mpd-gain's constants: which samples they see, and what they put into the rule."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tools.gain_choice import TRIALS, Trial, folder_of
+
+from mpd_agl import core
+from mpd_agl.core import get_surrogate, mpd
+from mpd_agl.nn import ChainWidth
+from mpd_agl.nn.moments import Potential
+from tools import gain_choice
+
+ROOT = Path(__file__).parents[2]
+TRIANGULAR = get_surrogate("triangular")
+
+
+def at_start():
+    mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
+    return Potential(1, 0.5, torch.tensor(0.2), lambda kind: (mean_T, std_T), None, TRIANGULAR)
+
+
+def test_a_trial_puts_its_constants_into_the_rule_and_takes_them_out_again():
+    rule, usual = ChainWidth(15), (core.chain_share(15), float(ChainWidth(15)(at_start())))
+    with Trial("a", "plain", "digits", end=0.1, growth=2.0).constants():
+        assert core.chain_share(15) == pytest.approx(0.1 ** (1 / 15))
+        assert mpd.CHAIN_GROWTH == 2.0
+        wide = float(rule(at_start()))
+        share = core.signal_share(torch.zeros(1), torch.full((1,), 0.5), torch.tensor([wide]), TRIANGULAR)
+        assert float(share) == pytest.approx(0.1 ** (1 / 15), abs=4e-3)
+    assert (core.chain_share(15), float(rule(at_start()))) == usual
+    assert mpd.CHAIN_GROWTH == 30.0
+    with Trial("b", "cnn8", "digits", share=0.35).constants():
+        assert core.chain_share(2) == core.chain_share(31) == 0.35
+
+
+def test_trials_hold_samples_out_and_have_folders_of_their_own():
+    for trial, seeds in TRIALS:
+        for seed in seeds:
+            config = trial.config(seed, "")
+            assert config.data.holdout == gain_choice.HELD_OUT[trial.data]
+            assert (config.seed, config.method) == (seed, trial.method)
+    folders = [folder_of(Path("runs"), trial, seed) for trial, seeds in TRIALS for seed in seeds]
+    assert len(set(folders)) == len(folders)
+
+
+def test_the_rules_own_constants_are_among_the_trials_and_in_the_record():
+    kept = json.loads((ROOT / "docs/results/gain-choice.json").read_text(encoding="utf-8"))["trials"]
+    assert len(kept) == sum(len(seeds) for _, seeds in TRIALS)
+    deep = {(t["end"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("24 layers")}
+    for seed in (10, 11):  # what chose the rule's constant
+        assert deep[mpd.END_SHARE, seed] > deep[0.1, seed]
