@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from mpd_agl import core
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
@@ -37,7 +40,10 @@ HELD_OUT = {"digits": 800, "cifar10": 5000}
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: `share`, `end` and `growth` replace the rule's own constants where they are given."""
+    """One run: `share`, `end` and `growth` replace the rule's own constants where they are given.
+
+    `height` multiplies the rule's height; 0 stands for unit area, whatever the moments say.
+    """
 
     name: str
     network: str
@@ -46,6 +52,7 @@ class Trial:
     share: float | None = None
     end: float | None = None
     growth: float | None = None
+    height: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
     def config(self, seed: int, data_dir: str) -> RunConfig:
@@ -64,19 +71,25 @@ class Trial:
     def constants(self) -> Iterator[None]:
         """The rule with this trial's constants."""
 
-        def share_of(layers: float) -> float:
-            if self.share is not None:
-                return self.share
-            return float(max(mpd.EQ7_SHARE, (self.end or mpd.END_SHARE) ** (1 / layers)))
+        share_of, gain_of = mpd.chain_share, mpd.matched_gain
 
+        def height_of(*args: Any, **options: Any) -> Tensor:
+            gain_T = gain_of(*args, **options)
+            return torch.ones_like(gain_T) if self.height == 0 else gain_T * (1 if self.height is None else self.height)
+
+        def kept_share(layers: float) -> float:
+            return share_of(layers) if self.share is None else self.share
+
+        own = {"END_SHARE": self.end, "CHAIN_GROWTH": self.growth}
         width._made_chain_table.cache_clear()
-        with (
-            mock.patch.object(mpd, "chain_share", share_of),
-            mock.patch.object(core, "chain_share", share_of),
-            mock.patch.object(mpd, "CHAIN_GROWTH", self.growth or mpd.CHAIN_GROWTH),
-        ):
-            yield
-        width._made_chain_table.cache_clear()
+        try:
+            with (
+                mock.patch.multiple(mpd, chain_share=kept_share, **{k: v for k, v in own.items() if v is not None}),
+                mock.patch.multiple(core, chain_share=kept_share, matched_gain=height_of),
+            ):
+                yield
+        finally:
+            width._made_chain_table.cache_clear()
 
 
 def _trials() -> list[tuple[Trial, tuple[int, ...]]]:
@@ -91,8 +104,13 @@ def _trials() -> list[tuple[Trial, tuple[int, ...]]]:
             (Trial("MPD-AGL", "cnn8", data, "mpd-agl"), (10,)),
             (Trial("fixed width 0.5", "cnn8", data, "stbp-tdbn", fields={"model.kappa": 0.5}), (10,)),
         ]
-    fast = {"optim.lr": 0.2}
+    fast, rectangular = {"optim.lr": 0.2}, {"model.surrogate": "rectangular"}
+    free: dict[str, Any] = {"share": mpd.EQ7_SHARE, "growth": 1e9}
+    unit: dict[str, Any] = {"share": 0.25, "growth": 1e9, "height": 0, "fields": rectangular}
     out += [
+        (Trial("share 0.48, height x 1.25, no bound", "cnn8", "cifar10", **free, height=1.25), (10,)),
+        (Trial("share 0.48, rectangular, no bound", "cnn8", "cifar10", **free, fields=rectangular), (10,)),
+        (Trial("share 0.25, rectangular, unit area, no bound", "cnn8", "cifar10", **unit), (10,)),
         (Trial("share 0.48, lr 0.2", "cnn8", "cifar10", share=mpd.EQ7_SHARE, fields=fast), (10,)),
         (Trial("MPD-AGL, lr 0.2", "cnn8", "cifar10", "mpd-agl", fields=fast), (10,)),
         (Trial("fixed width 0.5, lr 0.2", "cnn8", "cifar10", "stbp-tdbn", fields={**fast, "model.kappa": 0.5}), (10,)),
@@ -122,6 +140,9 @@ def told(trial: Trial, seed: int, folder: Path) -> dict[str, Any]:
     record = read_record(folder / "record.json")
     if record.final is None:
         raise InputError(f"{folder} is {record.status}. Remove it, and train it again.")
+    before, wanted = (flatten(c.model_dump(mode="json")) for c in (resolve(record.config), trial.config(seed, "")))
+    if other := [k for k in wanted if before[k] != wanted[k] and k != "data.data_dir"]:
+        raise InputError(f"{folder} holds another run ({', '.join(other)} differ). Remove it, and train it again.")
     kept = {k: v for k, v in asdict(trial).items() if v is not None and v != {}}
     return {
         **kept,
@@ -129,7 +150,10 @@ def told(trial: Trial, seed: int, folder: Path) -> dict[str, Any]:
         "held_out_accuracy": record.final["test_accuracy"],
         "train_loss": round(record.final["train_loss"], 4),
         "code": record.code,
+        "started": record.clock["started"],
         "cpu": record.hardware["cpu"],
+        "simd": record.hardware["simd"],
+        "torch": record.versions["torch"],
     }
 
 
@@ -152,6 +176,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(json.dumps(told(trial, seed, folder)), flush=True)
         places = ((t, s, folder_of(a.runs, t, s)) for t, seeds in TRIALS for s in seeds)
         rows = [told(t, s, folder) for t, s, folder in places if (folder / "record.json").is_file()]
+        if len(rows) < sum(len(seeds) for _, seeds in TRIALS) and a.out == OUT:
+            raise InputError(f"{len(rows)} trials are there, and {OUT} holds all of them. Train the rest, or name -o.")
         write_atomic(a.out, canonical({"what": "tools.gain_choice", "trials": rows}))
     except InputError as error:
         print(f"gain_choice: {error}", file=sys.stderr)

@@ -34,11 +34,20 @@ def step_of(path: Path) -> tuple[int, dict[str, Any]]:
     with reading(path):
         record = json.loads(path.read_text(encoding="utf-8"))
         setting, found = record["setting"], record["contenders"]
-        if setting["work"] != "train" or setting["width_mult"] != 0.125 or setting["model"] != "resnet19":
-            raise InputError(f"{path} measured another step ({setting}). Measure the training step of the network.")
+        wanted = {"work": "train", "width_mult": 0.125, "model": "resnet19", "method": "mpd-gain", "batch": 100}
+        if other := [key for key, value in wanted.items() if setting[key] != value]:
+            raise InputError(f"{path} measured another step ({', '.join(other)} differ). Measure the network's own.")
         told = {name: round(found[name]["ms_per_image"], 4) for name in NAMES}
-        more = {"threads": setting["threads"], "batch": setting["batch"], "hardware": record["hardware"]}
+        more = {"threads": setting["threads"], "hardware": record["hardware"]}
         return setting["num_steps"], {**told, **more, "code": record["code"]}
+
+
+def steps_of(paths: list[Path]) -> dict[int, dict[str, Any]]:
+    """The measured steps by T, all of one machine and one number of threads."""
+    steps = dict(map(step_of, paths))
+    if len(steps) < len(paths) or len({(s["threads"], str(s["hardware"])) for s in steps.values()}) > 1:
+        raise InputError("--steps takes one record for each T, all of one machine and one number of threads.")
+    return steps
 
 
 def part_of(config: dict[str, Any], final: dict[str, Any], samples: int, epochs: list[Any] | None) -> dict[str, Any]:
@@ -59,6 +68,8 @@ def parts_of(runs: list[Path], card: str) -> list[dict[str, Any]]:
     found = []
     if card:
         known = pretrained.pretrained_card(card)
+        if any("card" in told for told in known.check["before"]):
+            raise InputError(f"the runs of {card!r} began with those of another card. Name that one.")
         samples = known.record["data"]["train"]["samples"]
         for told in (*known.check["before"], known.record):
             found.append(part_of(told["config"], told["final"], samples, None))
@@ -81,7 +92,7 @@ def curves(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: s
         scores = part["by_epoch"] or [None] * (part["epochs"] - 1) + [part["accuracy"]]
         for k, score in enumerate(scores, 1):
             if score is not None:
-                out.append((hours + took * k / len(scores), score))
+                out.append((hours + took * k / part["epochs"], score))
         hours += took
     return out
 
@@ -96,8 +107,8 @@ def ends(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str
 
 
 def table(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]]) -> list[list[str]]:
-    """Hours to each level, at the first epoch that was scored there; empty where it was not reached."""
-    by_who = {who: curves(parts, steps, who) for who in NAMES}
+    """Hours to each level, at the end of the first run that ended there."""
+    by_who = {who: [*zip(ends(parts, steps, who), (p["accuracy"] for p in parts), strict=True)] for who in NAMES}
     rows = []
     for level in LEVELS:
         first = {who: next((h for h, a in curve if a >= level), None) for who, curve in by_who.items()}
@@ -133,10 +144,11 @@ def lines(record: dict[str, Any]) -> list[str]:
     chain = ", then ".join(f"{p['epochs']} epochs at T = {p['num_steps']}" for p in record["parts"])
     first = next(iter(steps.values()))
     text = (
-        f"Hours of training steps on {first['threads']} cores ({first['hardware']['cpu']}) until an epoch was scored "
-        f"at or above the accuracy: images times the measured step per image ({told}), without test passes. The runs, "
-        f"all of CIFAR-10: {chain}. SpikingJelly did not run them: its hours are the same images at its step. "
-        "[Record](results/time.json)."
+        f"Hours of training steps on {first['threads']} cores ({first['hardware']['cpu']}) until the end of the first "
+        f"run whose last epoch has the accuracy. They are computed: images times the measured step per image ({told}), "
+        f"without test passes; the runs themselves took one core. They were, on all of CIFAR-10: {chain}. SpikingJelly "
+        "did not run them: its hours are the same images at its step. In the figure dots are ends of runs, lines the "
+        "epochs between. [Record](results/time.json)."
     )
     return [
         "![Test accuracy over hours](results/time.png)",
@@ -159,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--page", type=Path, default=PAGE)
     a = p.parse_args(argv)
     try:
-        parts, steps = parts_of(a.runs, a.card), dict(map(step_of, a.steps))
+        parts, steps = parts_of(a.runs, a.card), steps_of(a.steps)
         record = {"what": WHAT, "parts": parts, "steps": steps, "table": table(parts, steps)}
         drawn = picture(parts, steps)
         text = between(a.page.read_text(encoding="utf-8"), "time", lines(record), a.page)

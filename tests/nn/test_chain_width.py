@@ -266,7 +266,7 @@ def test_a_foreign_neuron_refuses_a_gain():
         block(torch.randn(2, 5, 4))
 
 
-def test_two_layers_give_eq_7s_share_and_long_chains_leave_a_tenth():
+def test_two_layers_give_eq_7s_share_and_long_chains_leave_a_two_hundredth():
     assert chain_share(2) == pytest.approx(0.4772)
     assert chain_share(23) ** 23 == pytest.approx(0.005)
 

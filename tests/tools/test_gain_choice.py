@@ -32,6 +32,8 @@ def test_a_trial_puts_its_constants_into_the_rule_and_takes_them_out_again():
         assert float(share) == pytest.approx(0.1 ** (1 / 15), abs=4e-3)
     assert (core.chain_share(15), float(rule(at_start()))) == usual
     assert mpd.CHAIN_GROWTH == 30.0
+    with Trial("c", "cnn8", "digits", height=0).constants():
+        assert float(rule.with_gain(at_start())[1]) == pytest.approx(1.0)
     with Trial("b", "cnn8", "digits", share=0.35).constants():
         assert core.chain_share(2) == core.chain_share(31) == 0.35
 
@@ -50,5 +52,4 @@ def test_the_rules_own_constants_are_among_the_trials_and_in_the_record():
     kept = json.loads((ROOT / "docs/results/gain-choice.json").read_text(encoding="utf-8"))["trials"]
     assert len(kept) == sum(len(seeds) for _, seeds in TRIALS)
     deep = {(t["end"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("24 layers")}
-    for seed in (10, 11):  # what chose the rule's constant
-        assert deep[mpd.END_SHARE, seed] > deep[0.1, seed]
+    assert all(deep[mpd.END_SHARE, seed] > deep[0.1, seed] for seed in (10, 11))
