@@ -24,7 +24,7 @@ from mpd_agl.report import draw
 from mpd_agl.report.runs import read_run
 
 OUT, PAGE = Path("docs/results"), Path("docs/evidence.md")
-LEVELS = (0.75, 0.80, 0.83, 0.85, 0.87, 0.89, 0.90)
+LEVELS = (0.80, 0.83, 0.84, 0.85, 0.90)
 NAMES = {"ours": "ours", "spikingjelly": "SpikingJelly 2.0"}
 WHAT = "tools.time_to_accuracy"
 

@@ -258,7 +258,6 @@ def test_time_to_accuracy_counts_images_by_the_measured_step_of_their_T():
     assert time_to_accuracy.ends(parts, steps, "spikingjelly") == [1.5, 5.5]
     rows = {row[0]: row[1:] for row in time_to_accuracy.table(parts, steps)}
     assert rows["80 %"] == ["0.50 h", "1.50 h"]
-    assert rows["75 %"] == ["0.50 h", "1.50 h"]
     assert rows["85 %"] == ["2.50 h", "5.50 h"]
     assert rows["90 %"] == ["not reached", "not reached"]
     assert time_to_accuracy.picture(parts, {T: {**s, "threads": 2} for T, s in steps.items()})[1:4] == b"PNG"
