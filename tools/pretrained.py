@@ -229,7 +229,7 @@ def section(c: Card) -> list[str]:
     cards = [e for e in c.check["before"] if "card" in e]
     earlier = [e for e in c.check["before"] if "card" not in e]
     hours = sum(run["clock"]["elapsed_s"] for run in (*earlier, r)) / 3600
-    told = [f"from the weights of `{e['card']}` ({100 * e['accuracy']:.2f} %): " for e in cards]
+    told = [f"from {_age(e)}the weights of `{e['card']}` ({100 * e['accuracy']:.2f} %): " for e in cards]
     runs = [e["config"] for e in earlier]
     told += [f"{e['train']['epochs']} epochs at T={e['model']['num_steps']}, then " for e in runs]
     rows = {
@@ -263,6 +263,15 @@ def section(c: Card) -> list[str]:
     if not differences(config, steps):
         return lines
     return lines + paragraph("Made by " + ", then ".join(f"`mpd-agl train {text}`" for text in commands) + ".")
+
+
+def _age(start: dict[str, Any]) -> str:
+    """Says so where a card that a network began with holds other weights today."""
+    try:
+        same = pretrained.pretrained_card(start["card"]).weights["sha256"] == start["sha256"]
+    except InputError:
+        return ""
+    return "" if same else "an earlier version of "
 
 
 def differences(config: dict[str, Any], num_steps: int) -> str:
