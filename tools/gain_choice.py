@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", type=Path)
     p.add_argument("--data-dir", default="")
-    p.add_argument("--only", default="", metavar="NETWORK", help="cnn8, resnet19 or plain")
+    p.add_argument("--only", default="", choices=("cnn8", "resnet19", "plain"), help="the trials of one network")
     p.add_argument("--draw", action="store_true", help="train nothing")
     p.add_argument("-o", "--out", type=Path, default=OUT)
     a = p.parse_args(argv)
@@ -181,6 +181,9 @@ def main(argv: list[str] | None = None) -> int:
         write_atomic(a.out, canonical({"what": "tools.gain_choice", "trials": rows}))
     except InputError as error:
         print(f"gain_choice: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"gain_choice: {error.filename}: {error.strerror}. Name another file.", file=sys.stderr)
         return 2
     print(f"{a.out}: {len(rows)} of {sum(len(seeds) for _, seeds in TRIALS)} trials")
     return 0

@@ -1,11 +1,12 @@
 """How long the network in the box takes to its accuracy on two cores, and how long SpikingJelly would take.
 
-    python -m tools.time_to_accuracy runs/part3 runs/part4 --card cifar10 --steps t1.json t2.json
+    python -m tools.time_to_accuracy --steps docs/results/step-t1.json docs/results/step-t2.json [--runs RUN_DIR ...]
 
-The runs come first to last; `--card` names a card whose runs came before the first of them (only the ends of those are
-known). `--steps` are records of `mpd-agl bench train --T 1 --method mpd-gain --contenders ours spikingjelly` and of the
-same with `--T 2`. Hours are training images times the measured step, for both in the same way: what a test pass or a
-busy machine adds is not in them. Writes docs/results/time.json, time.png, and its place in docs/evidence.md.
+The card of the network knows how each of its runs ended. Where the folders of its last runs are given, first to last,
+the figure also shows their epochs. `--steps` are records of `mpd-agl bench train --batch 100 --method mpd-gain
+--contenders ours spikingjelly`, one with `--T 1` and one with `--T 2`. Hours are training images times the measured
+step, for both in the same way: what a test pass or a busy machine adds is not in them. Writes docs/results/time.json,
+time.png, and its place in docs/evidence.md.
 """
 
 import argparse
@@ -50,59 +51,46 @@ def steps_of(paths: list[Path]) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def part_of(config: dict[str, Any], final: dict[str, Any], samples: int, epochs: list[Any] | None) -> dict[str, Any]:
-    """A run as the figure needs it: T, images, how it ended, and the accuracy of each epoch where it is known."""
-    curve = None if epochs is None else [round(e["test_accuracy"], 4) for e in epochs]
-    count = config["train"]["epochs"]
-    return {
-        "num_steps": config["model"]["num_steps"],
-        "epochs": count,
-        "images": count * samples,
-        "accuracy": final["test_accuracy"],
-        "by_epoch": curve,
-    }
-
-
-def parts_of(runs: list[Path], card: str) -> list[dict[str, Any]]:
-    """All runs behind a network, first to last."""
-    found = []
-    if card:
-        known = pretrained.pretrained_card(card)
-        if any("card" in told for told in known.check["before"]):
-            raise InputError(f"the runs of {card!r} began with those of another card. Name that one.")
-        samples = known.record["data"]["train"]["samples"]
-        for told in (*known.check["before"], known.record):
-            found.append(part_of(told["config"], told["final"], samples, None))
-    for path in runs:
+def parts_of(card: str, runs: list[Path]) -> list[dict[str, Any]]:
+    """All runs behind a network, first to last: T, images, how each ended, and its epochs where its folder is given."""
+    known = pretrained.pretrained_card(card)
+    if any("card" in told for told in known.check["before"]):
+        raise InputError(f"the runs of {card!r} began with another card's weights. Name a card that began with none.")
+    samples = known.record["data"]["train"]["samples"]
+    found: list[dict[str, Any]] = []
+    for told in (*known.check["before"], known.record):
+        epochs = told["config"]["train"]["epochs"]
+        part = {"num_steps": told["config"]["model"]["num_steps"], "epochs": epochs, "images": epochs * samples}
+        found.append({**part, "accuracy": told["final"]["test_accuracy"], "by_epoch": None})
+    if len(runs) > len(found):
+        raise InputError(f"{card!r} has {len(found)} runs, got {len(runs)} folders. Name its last ones.")
+    for part, path in zip(reversed(found), reversed(runs), strict=False):
         run = read_run(path)
-        if run.record.final is None:
-            raise InputError(f"{path} is not finished. Resume it first.")
-        samples = run.record.data["train"]["samples"]
-        found.append(part_of(run.record.config, run.record.final, samples, list(run.epochs)))
+        if run.record.final is None or run.record.final["test_accuracy"] != part["accuracy"]:
+            raise InputError(f"{path} is not the run of {card!r} that ended at {part['accuracy']}. Name its last ones.")
+        part["by_epoch"] = [round(e["test_accuracy"], 4) for e in run.epochs]
     return found
 
 
-def curves(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[tuple[float, float]]:
-    """Hours and test accuracy: after every epoch where it is known, else at a part's end."""
+def ends(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[float]:
+    """Hours at the end of each run."""
     hours, out = 0.0, []
     for part in parts:
         if part["num_steps"] not in steps:
             raise InputError(f"no step at T = {part['num_steps']} was measured. Give its record with --steps.")
-        took = part["images"] * steps[part["num_steps"]][who] / 3.6e6
-        scores = part["by_epoch"] or [None] * (part["epochs"] - 1) + [part["accuracy"]]
-        for k, score in enumerate(scores, 1):
-            if score is not None:
-                out.append((hours + took * k / part["epochs"], score))
-        hours += took
+        hours += part["images"] * steps[part["num_steps"]][who] / 3.6e6
+        out.append(hours)
     return out
 
 
-def ends(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[float]:
-    """Hours at the end of each part."""
-    hours, out = 0.0, []
-    for part in parts:
-        hours += part["images"] * steps[part["num_steps"]][who] / 3.6e6
-        out.append(hours)
+def curves(parts: list[dict[str, Any]], steps: dict[int, dict[str, Any]], who: str) -> list[tuple[float, float]]:
+    """Hours and test accuracy: after every epoch where it is known, else at a run's end."""
+    out, began = [], 0.0
+    for part, ended in zip(parts, ends(parts, steps, who), strict=True):
+        by_epoch, epochs = part["by_epoch"], part["epochs"]
+        known = enumerate(by_epoch, 1) if by_epoch else [(epochs, part["accuracy"])]
+        out += [(began + (ended - began) * k / epochs, accuracy) for k, accuracy in known]
+        began = ended
     return out
 
 
@@ -164,14 +152,14 @@ def lines(record: dict[str, Any]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Write record, picture and the page's place."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
-    p.add_argument("--card", default="", help="a trained network's name or card: its runs came before")
+    p.add_argument("--runs", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="the network's last runs")
+    p.add_argument("--card", default="cifar10", help="a trained network by its name or card (default cifar10)")
     p.add_argument("--steps", type=Path, nargs="+", required=True, metavar="FILE")
     p.add_argument("--out", type=Path, default=OUT)
     p.add_argument("--page", type=Path, default=PAGE)
     a = p.parse_args(argv)
     try:
-        parts, steps = parts_of(a.runs, a.card), steps_of(a.steps)
+        parts, steps = parts_of(a.card, a.runs), steps_of(a.steps)
         record = {"what": WHAT, "parts": parts, "steps": steps, "table": table(parts, steps)}
         drawn = picture(parts, steps)
         text = between(a.page.read_text(encoding="utf-8"), "time", lines(record), a.page)
@@ -180,6 +168,9 @@ def main(argv: list[str] | None = None) -> int:
         write_atomic(a.page, text.encode())
     except InputError as error:
         print(f"time_to_accuracy: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"time_to_accuracy: {error.filename}: {error.strerror}. Name another file.", file=sys.stderr)
         return 2
     print(f"{a.out / 'time.json'}: {', '.join(' '.join(row) for row in record['table'])}")
     return 0

@@ -1,6 +1,7 @@
 """The pages under docs that tools make from records: what was asked, what came, what is missing."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -263,3 +264,30 @@ def test_time_to_accuracy_counts_images_by_the_measured_step_of_their_T():
     assert time_to_accuracy.picture(parts, {T: {**s, "threads": 2} for T, s in steps.items()})[1:4] == b"PNG"
     with pytest.raises(InputError, match="no step at T = 2 was measured"):
         time_to_accuracy.curves(parts, {1: steps[1]}, "ours")
+
+
+def test_time_to_accuracy_answers_bad_input_with_a_sentence_and_writes_nothing(tmp_path, capsys):
+    page, steps = tmp_path / "page.md", [str(tmp_path / f"step-t{T}.json") for T in (1, 2)]
+    page.write_text("<!-- time: begin -->\nold\n<!-- time: end -->\n")
+    ask = ["--out", str(tmp_path), "--page", str(page), "--steps"]
+
+    def answer(*words):
+        assert time_to_accuracy.main([*ask, *words]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    assert "step-t1.json: No such file or directory. Name another file." in answer(*steps)
+    for path, T in zip(steps, (1, 2), strict=True):
+        setting = {"work": "train", "width_mult": 0.125, "model": "resnet19", "method": "mpd-gain", "batch": 100}
+        took = {"ours": {"ms_per_image": 1.0 * T}, "spikingjelly": {"ms_per_image": 2.0 * T}}
+        told = {"setting": {**setting, "num_steps": T, "threads": 2}, "contenders": took}
+        Path(path).write_text(json.dumps({**told, "hardware": {"cpu": "A processor"}, "code": {}}))
+    assert "no step at T = 2 was measured" in answer(steps[0])
+    assert "began with another card's weights" in answer(*steps, "--card", "cifar100")
+    assert "no run at" in answer(*steps, "--runs", str(tmp_path / "none"))
+    assert page.read_text() == "<!-- time: begin -->\nold\n<!-- time: end -->\n"
+    assert not (tmp_path / "time.json").exists()
+    assert time_to_accuracy.main([*ask, *steps]) == 0
+    assert "| 80 % | " in page.read_text()
+    assert len(json.loads((tmp_path / "time.json").read_text())["parts"]) == 4
