@@ -146,6 +146,10 @@ def lines(record: dict[str, Any]) -> list[str]:
         *(f"| {' | '.join(row)} |" for row in record["table"]),
         "",
         *textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False),
+        "",
+        "```bash",
+        "python -m tools.time_to_accuracy --steps docs/results/step-t1.json docs/results/step-t2.json",
+        "```",
     ]
 
 
