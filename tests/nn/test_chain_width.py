@@ -89,6 +89,17 @@ def test_the_gain_is_kept_within_bounds():
     assert 0.1 <= float(silent) <= 10.0
 
 
+def test_a_threshold_far_out_counts_as_one_two_deviations_away():
+    """By Monte Carlo: the energy that passes is that of spikes at two deviations, on both sides; at 1.9 it is their own."""
+    surrogate, one = get_surrogate("triangular"), torch.ones(1)
+    z = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for away, rate in ((1.9, 0.02872), (2.0, 0.02275), (3.3, 0.02275), (-3.3, 0.02275)):
+        kappa = chain_width(torch.tensor([-away]), one, 7, surrogate, v_th=0.0)
+        gain = float(matched_gain(torch.tensor([-away]), one, kappa, surrogate, v_th=0.0))
+        energy = gain**2 * float(surrogate.grad(z - away, float(kappa)).square().mean())
+        assert energy == pytest.approx(rate * (1 - rate), rel=0.02)
+
+
 def test_gradients_grow_no_more_than_thirtyfold_through_a_deep_plain_network():
     """With weights that would let them explode, over 22 layers."""
     torch.manual_seed(0)

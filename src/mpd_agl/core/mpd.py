@@ -210,6 +210,9 @@ def chain_width(
 
 GAIN_RANGE = (0.1, 10.0)
 """Bounds of `matched_gain`: a window that holds almost nothing would ask for any height."""
+FAR_OUT = 2.0
+"""Deviations between mean and threshold beyond which `matched_gain` does not follow the spikes' variance any more:
+chosen on held-out samples (docs/gain.md)."""
 
 
 def matched_gain(
@@ -220,7 +223,8 @@ def matched_gain(
     A neuron turns potentials of variance std^2 into spikes of variance `r (1 - r)`, with `r = P(v >= v_th)`. A
     surrogate of height G multiplies a gradient's energy by `G^2 E[h(v)^2]`. The two agree where
     `G^2 E[h^2] std^2 = r (1 - r)`: then the gradients of a layer's input and output are to each other as the variances
-    of its spikes and of those before it, whatever the width and the shape.
+    of its spikes and of those before it, whatever the width and the shape. A threshold more than `FAR_OUT` deviations
+    away counts as one that is `FAR_OUT` away: a layer that is nearly silent must still learn to fire.
 
     >>> from mpd_agl.core import get_surrogate
     >>> mean_T, std_T = torch.zeros(1), torch.full((1,), 0.5)
@@ -229,7 +233,7 @@ def matched_gain(
     """
     v_TP, weight_P = _over_normal(mean_T, std_T)
     spread_T = std_T.double().clamp_min(1e-6)
-    rate_T = torch.special.ndtr((mean_T.double() - v_th) / spread_T)
+    rate_T = torch.special.ndtr(((mean_T.double() - v_th) / spread_T).clamp(-FAR_OUT, FAR_OUT))
     energy_T = (weight_P * surrogate.grad(v_TP - v_th, kappa_T.double()[:, None]).square()).sum(1)
     gain_T: Tensor = (rate_T * (1 - rate_T) / (spread_T.square() * energy_T).clamp_min(1e-300)).sqrt()
     return gain_T.clamp(*GAIN_RANGE).to(std_T.dtype)
