@@ -1,11 +1,12 @@
 """The held-out runs behind the constants of `mpd-gain` (docs/gain.md), and their record.
 
-    python -m tools.gain_choice runs/gain-choice --data-dir DIR [--only cnn8]    # trains what is missing
+    python -m tools.gain_choice runs/gain-choice --data-dir DIR [--only far]    # trains what is missing
     python -m tools.gain_choice runs/gain-choice --draw                          # writes the record from what is there
 
 Each trial is a run of the protocol of docs/evidence.md whose training samples are split: 800 digits, or 5,000 CIFAR-10
 images, are held out and scored; the test set is not touched. A trial may put other constants into the rule: the share
-that a layer keeps, what is left behind the chain, the growth that a chain may have.
+that a layer keeps, what is left behind the chain, the growth that a chain may have, the distance of the threshold up
+to which the height follows the spikes.
 """
 
 import argparse
@@ -36,13 +37,17 @@ from mpd_agl.train.observe import Display
 
 OUT = Path("docs/results/gain-choice.json")
 HELD_OUT = {"digits": 800, "cifar10": 5000}
+FOLLOWED = 8.0
+"""Deviations up to which the height follows the spikes in the older trials: as far as the rule's table goes."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """One run: `share`, `end` and `growth` replace the rule's own constants where they are given.
 
-    `height` multiplies the rule's height; 0 stands for unit area, whatever the moments say.
+    `far` is the distance from which on the height does not follow the spikes, in deviations: none in the trials of the
+    share, which are older than it. `height` multiplies the rule's height; 0 stands for unit area, whatever the moments
+    say.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Trial:
     share: float | None = None
     end: float | None = None
     growth: float | None = None
+    far: float | None = None
     height: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -80,7 +86,8 @@ class Trial:
         def kept_share(layers: float) -> float:
             return share_of(layers) if self.share is None else self.share
 
-        own = {"END_SHARE": self.end, "CHAIN_GROWTH": self.growth}
+        far = FOLLOWED if self.far is None else self.far
+        own = {"END_SHARE": self.end, "CHAIN_GROWTH": self.growth, "FAR_OUT": far}
         width._made_chain_table.cache_clear()
         try:
             with (
@@ -124,6 +131,25 @@ def _trials() -> list[tuple[Trial, tuple[int, ...]]]:
             out.append((trial, seeds))
     for end in (0.1, 0.005):
         out.append((Trial(f"16 layers, end {end:g}", "plain", "cifar10", end=end, fields={"model.depth": 16}), (10,)))
+    return out + _trials_of_the_distance()
+
+
+def _trials_of_the_distance() -> list[tuple[Trial, tuple[int, ...]]]:
+    """Where layers start nearly silent, where chains are long, and where neither is so."""
+    faint = {"model.gamma_start": 0.3}
+    out = [
+        (Trial("gamma 0.3, MPD-AGL", "cnn8", "digits", "mpd-agl", fields=faint), (10, 11)),
+        (Trial("gamma 0.3, followed", "cnn8", "digits", fields=faint), (10, 11)),
+    ]
+    for far in (2.5, 2.0, 1.5, 1.0):
+        out.append((Trial(f"gamma 0.3, far {far:g}", "cnn8", "digits", far=far, fields=faint), (10, 11)))
+    for far in (2.0, 1.5, 1.0):
+        for depth in (24, 32):
+            trial = Trial(f"{depth} layers, far {far:g}", "plain", "digits", far=far, fields={"model.depth": depth})
+            out.append((trial, (10, 11)))
+    for far in (2.0, 1.0):
+        out.append((Trial(f"far {far:g}", "cnn8", "cifar10", far=far), (10,)))
+        out.append((Trial(f"far {far:g}", "resnet19", "cifar10", far=far, fields={"train.epochs": 3}), (10,)))
     return out
 
 
@@ -162,11 +188,11 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", type=Path)
     p.add_argument("--data-dir", default="")
-    p.add_argument("--only", default="", choices=("cnn8", "resnet19", "plain"), help="the trials of one network")
+    p.add_argument("--only", default="", help="the trials whose name has this in it, as cnn8 or far")
     p.add_argument("--draw", action="store_true", help="train nothing")
     p.add_argument("-o", "--out", type=Path, default=OUT)
     a = p.parse_args(argv)
-    wanted = [(t, s) for t, seeds in TRIALS for s in seeds if a.only in ("", t.network)]
+    wanted = [(t, s) for t, seeds in TRIALS for s in seeds if a.only in folder_of(a.runs, t, s).name]
     try:
         for trial, seed in () if a.draw else wanted:
             folder = folder_of(a.runs, trial, seed)

@@ -34,6 +34,13 @@ def test_a_trial_puts_its_constants_into_the_rule_and_takes_them_out_again():
     assert mpd.CHAIN_GROWTH == 30.0
     with Trial("c", "cnn8", "digits", height=0).constants():
         assert float(rule.with_gain(at_start())[1]) == pytest.approx(1.0)
+    silent = torch.full((1,), -1.5), torch.full((1,), 0.5)  # four deviations below the threshold
+    faint = Potential(1, 0.5, torch.tensor(0.2), lambda kind: silent, None, TRIANGULAR)
+    with Trial("d", "cnn8", "digits", far=1.0).constants():
+        high = float(rule.with_gain(faint)[1])
+    with Trial("e", "cnn8", "digits").constants():  # as the rule was: it follows the spikes
+        assert float(rule.with_gain(faint)[1]) == pytest.approx(0.1)
+    assert high > 2 * float(rule.with_gain(faint)[1]) > 2.0
     with Trial("b", "cnn8", "digits", share=0.35).constants():
         assert core.chain_share(2) == core.chain_share(31) == 0.35
 
@@ -51,5 +58,8 @@ def test_trials_hold_samples_out_and_have_folders_of_their_own():
 def test_the_rules_own_constants_are_among_the_trials_and_in_the_record():
     kept = json.loads((ROOT / "docs/results/gain-choice.json").read_text(encoding="utf-8"))["trials"]
     assert len(kept) == sum(len(seeds) for _, seeds in TRIALS)
-    deep = {(t["end"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("24 layers")}
+    deep = {(t["end"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("24 layers, end")}
     assert all(deep[mpd.END_SHARE, seed] > deep[0.1, seed] for seed in (10, 11))
+    faint = {(t["name"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("gamma 0.3")}
+    ours = f"gamma 0.3, far {mpd.FAR_OUT:g}"
+    assert all(faint[ours, seed] > faint["gamma 0.3, MPD-AGL", seed] + 0.3 for seed in (10, 11))
