@@ -90,7 +90,7 @@ def test_the_gain_is_kept_within_bounds():
 
 
 def test_a_threshold_far_out_counts_as_one_two_deviations_away():
-    """By Monte Carlo: the energy that passes is that of spikes at two deviations, on both sides; at 1.9 it is their own."""
+    """By Monte Carlo: the energy that passes is that of spikes at two deviations, on both sides; at 1.9 their own."""
     surrogate, one = get_surrogate("triangular"), torch.ones(1)
     z = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for away, rate in ((1.9, 0.02872), (2.0, 0.02275), (3.3, 0.02275), (-3.3, 0.02275)):
