@@ -67,7 +67,7 @@ def show(groups: Sequence[Group]) -> PageSection:
             axes.set_ylim(bottom=0)
             axes.set_title(f"{DATA[data]}, {NAMES[optimizer]}")
             draw.percent(axes.yaxis)
-        draw.legend(figure, grid[0], 4)
+        draw.legend(figure, grid[0], min(4, 2 * len(places)))
     panel = Panel("depth", "Accuracy of each method over the depth of plain networks", figure)
     head = ("data", "optimizer", "method", *(f"{d} layers" for d in depths))
     details = [

@@ -89,7 +89,7 @@ def show(groups: Sequence[Group]) -> PageSection:
         named: dict[str, Any] = {}
         for axes in grid:
             named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(5, len(named)))
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(5, 2 * columns))
     panel = Panel("stress", "Accuracy of each method over the values of each factor", figure)
     return PageSection(
         "stress",
