@@ -194,6 +194,8 @@ def main(argv: list[str] | None = None) -> int:
     a = p.parse_args(argv)
     wanted = [(t, s) for t, seeds in TRIALS for s in seeds if a.only in folder_of(a.runs, t, s).name]
     try:
+        if not wanted:
+            raise InputError(f"no trial's name has {a.only!r} in it. Use cnn8, resnet19, plain or far.")
         for trial, seed in () if a.draw else wanted:
             folder = folder_of(a.runs, trial, seed)
             if not (folder / "record.json").is_file():

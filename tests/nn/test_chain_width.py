@@ -86,7 +86,7 @@ def test_the_gain_makes_the_gradients_energy_the_spikes_variance(name):
 
 def test_the_gain_is_kept_within_bounds():
     silent = matched_gain(torch.tensor([-50.0]), torch.tensor([0.5]), torch.tensor([1.0]), SURROGATES["rectangular"])
-    assert 0.1 <= float(silent) <= 10.0
+    assert float(silent) == 10.0  # the window holds nothing
 
 
 def test_a_threshold_far_out_counts_as_one_two_deviations_away():

@@ -40,7 +40,8 @@ def test_a_trial_puts_its_constants_into_the_rule_and_takes_them_out_again():
         high = float(rule.with_gain(faint)[1])
     with Trial("e", "cnn8", "digits").constants():  # as the rule was: it follows the spikes
         assert float(rule.with_gain(faint)[1]) == pytest.approx(0.1)
-    assert high > 2 * float(rule.with_gain(faint)[1]) > 2.0
+    ratio = high / float(rule.with_gain(faint)[1])
+    assert ratio == pytest.approx(2.4503, rel=1e-3)  # sqrt(0.13348 / 0.02223): r (1 - r) at 1 and at 2 deviations
     with Trial("b", "cnn8", "digits", share=0.35).constants():
         assert core.chain_share(2) == core.chain_share(31) == 0.35
 
