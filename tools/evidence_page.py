@@ -9,6 +9,7 @@ place between its marks in the page. A mark without a record stays as it is, and
 import argparse
 import json
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -19,6 +20,7 @@ from tools.active_page import between
 from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 
+QUOTED = re.compile(r"paper, (.+) \(quoted\)")  # stands beside the column of the same data
 PAGE, RECORDS = Path("docs/evidence.md"), Path("docs/results/evidence")
 
 
@@ -26,6 +28,8 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
     """The table of a record, the picture, what the runs were made with, and the command."""
     head, rows = record["table"]["head"], record["table"]["rows"]
     filled = [k for k in range(len(head)) if any(row[k] for row in rows)]  # a slice leaves columns empty
+    kept = {head[k] for k in filled}
+    filled = [k for k in filled if (m := QUOTED.fullmatch(head[k])) is None or m[1] in kept]
     head, rows = [head[k] for k in filled], [[row[k] for k in filled] for row in rows]
     numbers = [all(not row[k] or row[k][0] in "-+0123456789" for row in rows) for k in range(len(head))]
     rule = "|" + "|".join("---:" if right else "---" for right in numbers) + "|"

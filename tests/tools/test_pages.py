@@ -231,6 +231,18 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
     assert max(map(len, rows)) <= 120
 
 
+def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():
+    head = ["method", "CIFAR-10", "paper, CIFAR-10 (quoted)", "CIFAR-100", "paper, CIFAR-100 (quoted)"]
+    record = {
+        **{"study": "table3", "sentence": "", "notes": [], "command": "mpd-agl reproduce table3"},
+        **{"code": [], "hardware": [], "cells": []},
+        "table": {"head": head, "rows": [["MPD-AGL", "", "96.18", "8.23", "78.84"]]},
+    }
+    lines = evidence_page.lines_of(record, "table3.json", None)
+    assert "| method | CIFAR-100 | paper, CIFAR-100 (quoted) |" in lines
+    assert "| MPD-AGL | 8.23 | 78.84 |" in lines
+
+
 def test_a_first_step_within_two_seconds_of_dense_reaches_its_goal():
     for ours, shown in ((3.5, "3.50 s, dense 1.60 s"), (3.7, "**3.70 s, dense 1.60 s**")):
         lines = performance_page.goal_table({"a": {"first-step": {"median": {"auto": ours, "dense": 1.6}}}})
