@@ -234,8 +234,13 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
 def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():
     head = ["method", "CIFAR-10", "paper, CIFAR-10 (quoted)", "CIFAR-100", "paper, CIFAR-100 (quoted)"]
     record = {
-        **{"study": "table3", "sentence": "", "notes": [], "command": "mpd-agl reproduce table3"},
-        **{"code": [], "hardware": [], "cells": []},
+        "study": "table3",
+        "sentence": "",
+        "notes": [],
+        "command": "mpd-agl reproduce table3",
+        "code": [],
+        "hardware": [],
+        "cells": [],
         "table": {"head": head, "rows": [["MPD-AGL", "", "96.18", "8.23", "78.84"]]},
     }
     lines = evidence_page.lines_of(record, "table3.json", None)
