@@ -9,13 +9,16 @@ from mpd_agl.report.section import mean
 
 
 def colour(method: str) -> str:
-    """A method has the same colour in every figure."""
-    return draw.COLOURS[list(LABELS).index(method) % len(draw.COLOURS)] if method in LABELS else draw.SOFT
+    """A method has the same colour in every figure, also with options (`stbp-tdbn@kappa=best`)."""
+    name = method.partition("@")[0]
+    return draw.COLOURS[list(LABELS).index(name) % len(draw.COLOURS)] if name in LABELS else draw.SOFT
 
 
 def style_of(method: str) -> str:
     """Methods that share a colour differ by their line."""
-    return "-" if method not in LABELS or list(LABELS).index(method) < len(draw.COLOURS) else "--"
+    name, _, options = method.partition("@")
+    shared = name in LABELS and list(LABELS).index(name) >= len(draw.COLOURS)
+    return ":" if options else "--" if shared else "-"
 
 
 def grouped_bars(key: str, title: str, groups: Sequence[str], values: Mapping[str, Sequence[Sequence[float]]]) -> Panel:
