@@ -1,6 +1,6 @@
 """The held-out runs behind the constants of `mpd-gain` (docs/gain.md), and their record.
 
-    python -m tools.gain_choice runs/gain-choice --data-dir DIR [--only far]    # trains what is missing
+    python -m tools.gain_choice runs/gain-choice --data-dir DIR [--only far]     # trains what is missing
     python -m tools.gain_choice runs/gain-choice --draw                          # writes the record from what is there
 
 Each trial is a run of the protocol of docs/evidence.md whose training samples are split: 800 digits, or 5,000 CIFAR-10

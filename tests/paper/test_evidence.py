@@ -12,6 +12,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.paper import descent_measure, smoothed
+from mpd_agl.paper.grouped_bars import colour, style_of
 from mpd_agl.paper.pool import Pool
 from mpd_agl.paper.reproduce import Request, gather, numbers, progress, show, summary, train
 from mpd_agl.paper.studies import get_study
@@ -203,3 +204,11 @@ def test_the_estimate_is_unbiased():
     mean, spread = torch.stack(draws).mean(0), torch.stack(draws).std(0) / math.sqrt(len(draws))
     assert ((mean - exact).abs() < 5 * spread + 1e-4).all()
     assert float(spread.max()) < 0.1 * float(exact.abs().max())
+
+
+def test_a_method_with_options_has_its_methods_colour_and_a_line_of_its_own():
+    for method in ("stbp-tdbn", "mpd-agl", "mpd-gain"):
+        tuned = f"{method}@kappa=best"
+        assert colour(tuned) == colour(method)
+        assert style_of(tuned) == ":" != style_of(method)
+    assert colour("lsg") != colour("stbp-tdbn@kappa=best")
