@@ -11,6 +11,7 @@ import statistics
 import pytest
 
 from mpd_agl.cli.reproduce import run
+from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.paper.pool import Pool, run_name
@@ -21,6 +22,7 @@ from mpd_agl.paper.scales import SCALES, departures
 from mpd_agl.paper.studies import STUDIES, get_study
 from mpd_agl.paper.study import label
 from mpd_agl.paper.table1 import RIVALS
+from mpd_agl.runs.resolve import rule_facts
 from mpd_agl.train.signals import EXIT_SAVED
 from tests.report import runfolder
 
@@ -70,6 +72,7 @@ def by_hand(monkeypatch, rates):
         table["data"]["name"] = config.data.name
         table["energy"] = {"rates_from": "by hand", "layers": rates}
         table["hardware"]["threads"] = 1
+        table["network"] |= rule_facts(config)
         runfolder.write(pool.path(config), json.loads(json.dumps(table)), events)
 
     monkeypatch.setattr(Pool, "train", train)
@@ -322,6 +325,17 @@ def test_a_foreign_run_in_the_pool_is_refused(by_hand, tmp_path):
     table["config"]["model"]["tau"] = 0.3
     (path / "record.json").write_text(json.dumps(table))
     with pytest.raises(InputError, match="another configuration"):
+        gather(asked, Pool(tmp_path))
+
+
+def test_a_run_of_other_constants_is_refused(by_hand, tmp_path, monkeypatch):
+    asked = request("fig-theorem1", methods=["mpd-gain"])
+    result(asked, tmp_path)
+    [path] = tmp_path.iterdir()
+    rule = json.loads((path / "record.json").read_text())["network"]["rule"]
+    assert rule == {"end_share": 0.005, "far_out": 2.0, "chain_growth": 30.0}
+    monkeypatch.setattr(mpd, "FAR_OUT", 8.0)
+    with pytest.raises(InputError, match=r"other constants \(.*far_out 2, .*today's: .*far_out 8, .*Move it away"):
         gather(asked, Pool(tmp_path))
 
 

@@ -269,6 +269,11 @@ def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Ten
     return torch.where((norm_in > most) & (std_out > 0), most / norm_in, 1.0)
 
 
+def gain_constants() -> dict[str, float]:
+    """The numbers of `mpd-gain` that were chosen; a run follows from them as from its configuration."""
+    return {"end_share": END_SHARE, "far_out": FAR_OUT, "chain_growth": CHAIN_GROWTH}
+
+
 def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:
     """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)`; `sigma_t = ||v_t - v_th||_2` over the layer.
 

@@ -1,12 +1,12 @@
 """The methods: one network, one loop, only the neuron and the width rule differ. Adding one is adding a line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from mpd_agl.core import Surrogate, get_surrogate
+from mpd_agl.core import Surrogate, gain_constants, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.neuron import LIF, PLIF
 from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
@@ -53,6 +53,8 @@ class Method:
     """Whether the method is its neuron, so that its width alone is not the method."""
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
+    constants: Callable[[], Mapping[str, float]] = dict
+    """Numbers of the rule that were chosen and that no field sets. Runs of other numbers are other runs."""
 
     def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
         """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is
@@ -94,6 +96,7 @@ METHODS: dict[str, Method] = {
             width=ChainWidth,
             usual="triangular",
             scaling=True,
+            constants=gain_constants,
             about="width by the length of the way without a shortcut, height by the spikes' variance (ours)",
         ),
         Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),

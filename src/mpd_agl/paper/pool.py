@@ -4,14 +4,14 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpd_agl.errors import InputError
 from mpd_agl.records import RunRecord, TornRecord, read_record
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.resolve import flatten, merge, nest, resolve
+from mpd_agl.runs.resolve import flatten, merge, nest, resolve, rule_facts
 from mpd_agl.train.console import time_left
 from mpd_agl.train.observe import Display
 from mpd_agl.train.runfolder import MARK, in_use
@@ -60,6 +60,12 @@ class Pool:
         if _counted(resolve(record.config)) != _counted(config):
             raise InputError(
                 f"{path} holds a run of another configuration. Move it away, or choose another --runs-dir."
+            )
+        now, then = rule_facts(config).get("rule"), record.network.get("rule")
+        if now != then:
+            raise InputError(
+                f"{path} holds a run of {config.method} with other constants ({_told(then)}; today's: {_told(now)}). "
+                "Move it away, or choose another --runs-dir."
             )
         return record
 
@@ -162,6 +168,10 @@ class Pool:
                 f"The first: {failed[0]}"
             )
         return len(missing)
+
+
+def _told(constants: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in (constants or {}).items()) or "none named"
 
 
 def _counted(config: RunConfig) -> dict[str, object]:

@@ -44,6 +44,8 @@ def provenance(run: Run) -> Table:
 def _fact(name: str, value: Any) -> str:
     """A count before its name, anything else behind."""
     words = name.replace("_", " ")
+    if isinstance(value, dict):
+        return f"{words} " + " ".join(f"{k.replace('_', ' ')} {v}" for k, v in value.items())
     return f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}"
 
 

@@ -23,7 +23,7 @@ from mpd_agl.nn import share_batch
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig, check_processes
 from mpd_agl.runs.objectives import build_objective, start_from
 from mpd_agl.runs.own_network import OPTIONS, OwnNetwork, call_factory, check_network, is_own
-from mpd_agl.runs.resolve import OWN, augment_steps, data_set, flatten
+from mpd_agl.runs.resolve import OWN, augment_steps, data_set, flatten, rule_facts
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.losses import build_loss
@@ -55,8 +55,11 @@ class BuiltRun:
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What the result follows from beside configuration and data: a teacher, weights to start from."""
-        return {**self.started, **(self.stepper.objective.facts if self.stepper.objective else {})}
+        """What the result follows from beside configuration and data: the constants of the method's rule, a teacher,
+        weights to start from.
+        """
+        facts = self.stepper.objective.facts if self.stepper.objective else {}
+        return {**rule_facts(self.config), **self.started, **facts}
 
     @property
     def scored(self) -> str:

@@ -225,6 +225,16 @@ def conflicts(config: RunConfig) -> list[str]:
     return found
 
 
+def rule_facts(config: RunConfig) -> Table:
+    """The constants of the method's rule, for a run's record and digest; nothing where the method has none."""
+    from mpd_agl.nn import get_method
+
+    if config.method == OWN or config.model.ann:
+        return {}
+    constants = dict(get_method(config.method).constants())
+    return {"rule": constants} if constants else {}
+
+
 def data_set(config: RunConfig) -> "DataSet":
     """The data set that a configuration names."""
     from mpd_agl.data.registry import get
