@@ -9,7 +9,7 @@ from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import InputError
 from tests.bench.test_bench import record as comparison
-from tools import active_page, evidence_page, performance_page, rivals_page, time_to_accuracy
+from tools import active_page, evidence_glance, evidence_page, performance_page, rivals_page, time_to_accuracy
 
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -229,6 +229,58 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
     assert not rows[first + 2].endswith("\\")
     assert "old" not in rows
     assert max(map(len, rows)) <= 120
+
+
+def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
+    head = [
+        "factor",
+        "value",
+        "data",
+        "method",
+        "accuracy, last epoch",
+        "minus STBP-tdBN",
+        "mpd-gain (ours) minus this",
+    ]
+
+    def record(factor, values):
+        rows, cells = [], []
+        for value, run, ours, paper in values:
+            rows.append([factor, value, "digits", "mpd-gain (ours)", "90.00", "", ""])
+            rows.append([factor, value, "digits", "MPD-AGL", "89.00", paper, ours])
+            cells += [{"method": "mpd-gain", "runs": {"0": run}}, {"method": "mpd-agl", "runs": {"0": f"other {run}"}}]
+        return json.dumps({"study": "stress", "details": {"head": head, "rows": rows}, "cells": cells})
+
+    usual = ("usual", "+1.00 [+0.50, +1.50]", "-1.00 [-1.50, -0.50]")
+    (tmp_path / "stress.json").write_text(
+        record("threshold", [("0.1", "low", "+9.00 [-1.00, +19.00]", ""), ("0.5", *usual)])
+    )
+    (tmp_path / "stress-more.json").write_text(
+        record("batch", [("50", *usual), ("400", "large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")])
+    )
+    page = tmp_path / "page.md"
+    page.write_text("<!-- glance: begin -->\n<!-- glance: end -->\n")
+    ask = ["--records", str(tmp_path), "--out", str(tmp_path), "--page", str(page)]
+    assert evidence_glance.main(ask) == 0
+    made = json.loads((tmp_path / "glance.json").read_text())
+    assert made["counts"]["ours minus MPD-AGL"] == {"ahead": 1, "undecided": 1, "behind": 1}
+    assert made["counts"]["MPD-AGL minus a width of 1"] == {"ahead": 0, "undecided": 1, "behind": 1}
+    assert [p["name"] for p in made["places"]] == [
+        "CNN-8, digits, threshold v_th = 0.1",
+        "CNN-8, digits, threshold v_th = 0.5",
+        "CNN-8, digits, batch size = 400",
+    ]
+    assert made["places"][2]["gaps"]["ours minus MPD-AGL"] == [-2.0, -3.0, -1.0]
+    assert "ours minus MPD-AGL: ahead at 1 of 3 places, behind at 1" in " ".join(page.read_text().split())
+    assert (tmp_path / "glance.png").stat().st_size > 1000
+    for file in tmp_path.glob("stress*.json"):
+        file.unlink()
+    assert evidence_glance.main(ask) == 2
+    assert "no record in" in capsys.readouterr().err
+
+
+def test_the_glance_is_of_the_records_that_are_kept():
+    kept = json.loads((evidence_glance.OUT / "glance.json").read_text())
+    assert kept == json.loads(json.dumps(evidence_glance.record_of(evidence_glance.read(evidence_glance.RECORDS))))
 
 
 def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():

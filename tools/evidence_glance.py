@@ -1,0 +1,197 @@
+"""Draws every comparison of docs/evidence.md in one picture, and counts where our rule is ahead and where behind.
+
+    python -m tools.evidence_glance [--records docs/results/evidence] [--out docs/results] [--page docs/evidence.md]
+
+Reads the paired differences in the records that `tools.evidence_page` shows. A place that stands in several of them,
+as the usual network does in every stress test, counts once. Writes glance.json, glance.png, and its place in the page.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tools.active_page import between
+from tools.evidence_page import FIXED, OURS, PAGE, RECORDS
+
+from mpd_agl.errors import InputError
+from mpd_agl.paper import evidence, stress
+from mpd_agl.paper.study import label
+from mpd_agl.records import canonical, reading, write_atomic
+from mpd_agl.report import draw
+
+OUT = Path("docs/results")
+WHAT = "tools.evidence_glance"
+NAMES = ("depth", "depth-cifar10", "table3", "table3-cifar100", "stress", "stress-cifar10", "stress-gamma")
+NAMES += ("stress-decay", "stress-more")
+"""The records whose places are shown, in the picture's order."""
+COLUMNS = {
+    "ours minus MPD-AGL": (label(evidence.PAPER), OURS),
+    "ours minus a width of 1": (label(evidence.FIXED), OURS),
+    "ours minus the tuned width": (label(evidence.TUNED_FIXED), OURS),
+    "MPD-AGL minus a width of 1": (label(evidence.PAPER), FIXED),
+}
+"""What is compared: the method of a record's row, and the column of its difference."""
+GAP = re.compile(r"([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\]")
+NEAR = 2.0
+"""Points around 0 that the axis shows evenly; beyond them it shows powers of ten."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network on its data under one setting, and the differences there: mean and interval."""
+
+    name: str
+    gaps: dict[str, tuple[float, float, float]]
+
+
+def place_name(study: str, row: dict[str, str]) -> str:
+    """What a row of a record compares, for people.
+
+    >>> place_name("depth", {"data": "digits", "optimizer": "SGD", "layers": "24"})
+    'plain, 24 layers, digits, SGD'
+    """
+    if study == "depth":
+        return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
+    if study == "table3":
+        return f"ResNet-19, {row['data']}"
+    return f"CNN-8, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
+
+
+def places_of(record: dict[str, Any], seen: set[str]) -> list[Place]:
+    """A record's places in its order, without those whose runs of our rule were seen."""
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for cells in record["details"]["rows"]:
+        row = dict(zip(record["details"]["head"], cells, strict=True))
+        name = place_name(record["study"], row)
+        for column, (method, head) in COLUMNS.items():
+            if row["method"] == method and (gap := GAP.fullmatch(row[head])):
+                found.setdefault(name, {})[column] = (float(gap[1]), float(gap[2]), float(gap[3]))
+    names = runs = list(found)
+    if record["study"] != "table3":  # there a cell is one seed, and no place stands twice
+        runs = [str(c["runs"]) for c in record["cells"] if c["method"] == evidence.OURS]
+    if len(runs) != len(names):
+        raise InputError(f"a record of {record['study']} has {len(runs)} places of our rule, {len(names)} compared.")
+    new = [Place(name, found[name]) for name, run in zip(names, runs, strict=True) if run not in seen]
+    seen.update(runs)
+    return new
+
+
+def verdict(gap: tuple[float, float, float]) -> int:
+    """1 where the interval lies above 0, -1 below, 0 where it holds 0."""
+    return (gap[1] > 0) - (gap[2] < 0)
+
+
+def counts(places: list[Place], column: str) -> tuple[int, int, int]:
+    """Places where the first of the two is ahead, where nothing is decided, where it is behind."""
+    found = [verdict(p.gaps[column]) for p in places if column in p.gaps]
+    return found.count(1), found.count(0), found.count(-1)
+
+
+def picture(places: list[Place]) -> bytes:
+    """A column for each comparison, a row for each place, the interval as a bar."""
+    with draw.style():
+        figure = Figure(figsize=(10.4, 0.175 * len(places) + 1.1))
+        grid = figure.subplots(1, len(COLUMNS), sharey=True)
+        for axes, column in zip(grid, COLUMNS, strict=True):
+            _column(axes, places, column)
+            axes.set_title(column.replace(" minus ", " minus\n"))
+        grid[0].set_yticks(range(len(places)), [draw.plain(p.name) for p in places])
+        grid[0].set_ylim(len(places) - 0.4, -0.6)
+        figure.supxlabel("points of test accuracy, with the 95 % interval", fontsize="medium")
+        return draw.png_file(figure)
+
+
+def _column(axes: Axes, places: list[Place], column: str) -> None:
+    for at, place in enumerate(places):
+        if (gap := place.gaps.get(column)) is None:
+            continue
+        shade = {1: draw.COLOURS[0], 0: draw.SOFT, -1: draw.COLOURS[1]}[verdict(gap)]
+        axes.plot(gap[1:], [at, at], color=shade, linewidth=1.6, solid_capstyle="butt")
+        axes.plot(gap[0], at, "o", color=shade, markersize=3.6)
+    axes.axvline(0, color=draw.INK, linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=NEAR, linscale=1.0)
+    ticks = (-10, -1, 0, 1, 10, 100)
+    axes.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
+    axes.set_xlim(-25, 130)
+
+
+def record_of(places: list[Place]) -> dict[str, Any]:
+    """The counts, and every place's differences."""
+    found = {}
+    for column in COLUMNS:
+        ahead, undecided, behind = counts(places, column)
+        found[column] = {"ahead": ahead, "undecided": undecided, "behind": behind}
+    shown = [{"name": place.name, "gaps": {k: list(v) for k, v in place.gaps.items()}} for place in places]
+    return {"what": WHAT, "counts": found, "places": shown}
+
+
+def lines(places: list[Place], picture_link: str, record_link: str) -> list[str]:
+    """The page's place: the counts, the picture."""
+    told = []
+    for column in COLUMNS:
+        ahead, undecided, behind = counts(places, column)
+        told.append(f"{column}: ahead at {ahead} of {ahead + undecided + behind} places, behind at {behind}")
+    text = (
+        f"Every comparison of this page in one picture. {'; '.join(told)}. Ahead and behind mean that the 95 % "
+        "interval excludes 0 (blue, orange); at the other places it holds 0 (grey). The axis is even up to 2 points "
+        f"and goes by powers of ten beyond. [Record]({record_link})."
+    )
+    return [
+        *textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False),
+        "",
+        f"![Paired differences at {len(places)} places, with intervals]({picture_link})",
+        "",
+        "```bash",
+        "python -m tools.evidence_glance",
+        "```",
+    ]
+
+
+def read(records: Path) -> list[Place]:
+    """The places of all records that are there."""
+    places: list[Place] = []
+    seen: set[str] = set()
+    for file in (records / f"{name}.json" for name in NAMES):
+        if file.is_file():
+            with reading(file):
+                places += places_of(json.loads(file.read_text(encoding="utf-8")), seen)
+    if not places:
+        raise InputError(f"no record in {records} compares our rule with another. Name docs/results/evidence.")
+    return places
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write picture and place, say the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args(argv)
+    try:
+        places, files = read(args.records), [args.out / f"glance.{kind}" for kind in ("png", "json")]
+        made = lines(places, *(os.path.relpath(file, args.page.parent) for file in files))
+        text = between(args.page.read_text(encoding="utf-8"), "glance", made, args.page)
+        write_atomic(files[0], picture(places))
+        write_atomic(files[1], canonical(record_of(places)))
+        write_atomic(args.page, text.encode())
+    except InputError as error:
+        print(f"evidence_glance: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"evidence_glance: {error.filename}: {error.strerror}. Name another file.", file=sys.stderr)
+        return 2
+    for column in COLUMNS:
+        print(f"{column}: ahead, undecided, behind at {', '.join(map(str, counts(places, column)))} places")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
