@@ -192,7 +192,7 @@ def _table(groups: Sequence[Group], rules: Sequence[str], places: Sequence[tuple
 
 def _sentence(groups: Sequence[Group], rules: Sequence[str]) -> str:
     """How far below the best fixed width of each threshold the rules and kappa = 1 fall at worst."""
-    worst: dict[str, tuple[float, str]] = {}
+    worst: dict[str, dict[str, tuple[float, str]]] = {}
     for method in ("stbp-tdbn@kappa=1", *rules):
         for g in groups:
             if g.method == method and seeds_of(g):
@@ -200,9 +200,13 @@ def _sentence(groups: Sequence[Group], rules: Sequence[str]) -> str:
                 best = _best(groups, **at)
                 if best is not None:
                     gap = mean([*g.accuracy.values()]) - mean([*best.accuracy.values()])
-                    worst[method] = min(worst.get(method, (gap, at["v_th"])), (gap, at["v_th"]))
-    told = [f"{label(m)} {100 * gap:+.1f} (v_th {v})" for m, (gap, v) in worst.items()]
-    return f"Farthest below the best fixed width of the same threshold, in points: {', '.join(told)}." if told else ""
+                    place = worst.setdefault(f"{NETWORKS[at['network']]} on {DATA[at['data']]}", {})
+                    place[method] = min(place.get(method, (gap, at["v_th"])), (gap, at["v_th"]))
+    told = [
+        f"{where}: {', '.join(f'{label(m)} {100 * gap:+.1f} (v_th {v})' for m, (gap, v) in found.items())}"
+        for where, found in worst.items()
+    ]
+    return f"Farthest below the best fixed width of the same threshold, in points. {'. '.join(told)}." if told else ""
 
 
 STUDY = Study(
