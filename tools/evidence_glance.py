@@ -120,7 +120,7 @@ def _column(axes: Axes, places: list[Place], column: str) -> None:
     axes.set_xscale("symlog", linthresh=NEAR, linscale=1.0)
     ticks = (-10, -1, 0, 1, 10, 100)
     axes.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
-    axes.set_xlim(-25, 130)
+    axes.set_xlim(-60, 130)
 
 
 def record_of(places: list[Place]) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def lines(places: list[Place], picture_link: str, record_link: str) -> list[str]
     told = []
     for column in COLUMNS:
         ahead, undecided, behind = counts(places, column)
-        told.append(f"{column}: ahead at {ahead} of {ahead + undecided + behind} places, behind at {behind}")
+        told.append(f"{column}, ahead at {ahead} of {ahead + undecided + behind} places, behind at {behind}")
     text = (
-        f"Every comparison of this page in one picture. {'; '.join(told)}. Ahead and behind mean that the 95 % "
+        f"Every comparison of this page in one picture: {'; '.join(told)}. Ahead and behind mean that the 95 % "
         "interval excludes 0 (blue, orange); at the other places it holds 0 (grey). The axis is even up to 2 points "
         f"and goes by powers of ten beyond. [Record]({record_link})."
     )

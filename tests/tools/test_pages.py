@@ -270,7 +270,7 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         "CNN-8, digits, batch size = 400",
     ]
     assert made["places"][2]["gaps"]["ours minus MPD-AGL"] == [-2.0, -3.0, -1.0]
-    assert "ours minus MPD-AGL: ahead at 1 of 3 places, behind at 1" in " ".join(page.read_text().split())
+    assert "ours minus MPD-AGL, ahead at 1 of 3 places, behind at 1" in " ".join(page.read_text().split())
     assert (tmp_path / "glance.png").stat().st_size > 1000
     for file in tmp_path.glob("stress*.json"):
         file.unlink()
