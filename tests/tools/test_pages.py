@@ -247,15 +247,20 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         for value, run, ours, paper in values:
             rows.append([factor, value, "digits", "mpd-gain (ours)", "90.00", "", ""])
             rows.append([factor, value, "digits", "MPD-AGL", "89.00", paper, ours])
-            cells += [{"method": "mpd-gain", "runs": {"0": run}}, {"method": "mpd-agl", "runs": {"0": f"other {run}"}}]
+            at = {"factor": factor, "value": value, "data": "digits"}
+            cells.append({"method": "mpd-gain", "at": at, "runs": {"0": run, "1": f"{run} too"}})
+            cells.append({"method": "mpd-agl", "at": at, "runs": {"0": f"other {run}"}})
         return json.dumps({"study": "stress", "details": {"head": head, "rows": rows}, "cells": cells})
 
+    large = ("large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")
     usual = ("usual", "+1.00 [+0.50, +1.50]", "-1.00 [-1.50, -0.50]")
     (tmp_path / "stress.json").write_text(
         record("threshold", [("0.1", "low", "+9.00 [-1.00, +19.00]", ""), ("0.5", *usual)])
     )
     (tmp_path / "stress-more.json").write_text(
-        record("batch", [("50", *usual), ("400", "large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")])
+        record(
+            "batch", [("25", *usual), ("50", *usual), ("400", "large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")]
+        )
     )
     page = tmp_path / "page.md"
     page.write_text("<!-- glance: begin -->\n<!-- glance: end -->\n")
@@ -280,8 +285,11 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
 
 def test_the_glance_is_of_the_records_that_are_kept():
     root = Path(__file__).parents[2]
-    made = evidence_glance.record_of(evidence_glance.read(root / evidence_glance.RECORDS))
+    places = evidence_glance.read(root / evidence_glance.RECORDS)
+    made = evidence_glance.record_of(places)
     assert json.loads((root / evidence_glance.OUT / "glance.json").read_text()) == json.loads(json.dumps(made))
+    page = (root / evidence_glance.PAGE).read_text(encoding="utf-8")
+    assert "\n".join(evidence_glance.lines(places, "results/glance.png", "results/glance.json")) in page
 
 
 def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():

@@ -270,7 +270,7 @@ def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Ten
 
 
 def gain_constants() -> dict[str, float]:
-    """The numbers of `mpd-gain` that were chosen; a run follows from them as from its configuration.
+    """The numbers of `mpd-gain` that held-out samples chose; a run follows from them as from its configuration.
 
     >>> gain_constants()
     {'end_share': 0.005, 'far_out': 2.0, 'chain_growth': 30.0}

@@ -54,7 +54,7 @@ class Method:
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
     constants: Callable[[], Mapping[str, float]] = dict
-    """Numbers of the rule that were chosen and that no field sets. Runs of other numbers are other runs."""
+    """Numbers of the rule that were chosen and that no field sets. Runs with other numbers are other runs."""
 
     def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
         """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is

@@ -203,7 +203,7 @@ def _sentence(groups: Sequence[Group], rules: Sequence[str]) -> str:
                     place = worst.setdefault(f"{NETWORKS[at['network']]} on {DATA[at['data']]}", {})
                     place[method] = min(place.get(method, (gap, at["v_th"])), (gap, at["v_th"]))
     told = [
-        f"{where}: {', '.join(f'{label(m)} {100 * gap:+.1f} (v_th {v})' for m, (gap, v) in found.items())}"
+        f"{where}: {'; '.join(f'{label(m)} {100 * gap:+.1f} (v_th {v})' for m, (gap, v) in found.items())}"
         for where, found in worst.items()
     ]
     return f"Farthest below the best fixed width of the same threshold, in points. {'. '.join(told)}." if told else ""

@@ -284,7 +284,7 @@ class Trainer:
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, generators, counters."""
         if saved.state["run"] != self.run.digest:
-            raise InputError("it was written by a run with another configuration")
+            raise InputError("it was written by a run with another configuration, or by a rule with other constants")
         stepper = self.stepper
         self.net.load_state_dict(saved.tensors["model"])
         unpack_optimizer(stepper.optimizer, self.net, saved.tensors["optimizer"], stepper.objective)
