@@ -257,11 +257,7 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
     (tmp_path / "stress.json").write_text(
         record("threshold", [("0.1", "low", "+9.00 [-1.00, +19.00]", ""), ("0.5", *usual)])
     )
-    (tmp_path / "stress-more.json").write_text(
-        record(
-            "batch", [("25", *usual), ("50", *usual), ("400", "large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")]
-        )
-    )
+    (tmp_path / "stress-more.json").write_text(record("batch", [("25", *usual), ("50", *usual), ("400", *large)]))
     page = tmp_path / "page.md"
     page.write_text("<!-- glance: begin -->\n<!-- glance: end -->\n")
     ask = ["--records", str(tmp_path), "--out", str(tmp_path), "--page", str(page)]
