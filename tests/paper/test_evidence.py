@@ -114,6 +114,14 @@ def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
     assert told["ended_in_nan"] == [{"method": "mpd-agl", "at": a, "seeds": [1]} for a in at.values()]
 
 
+def test_the_ridges_sentence_tells_each_map_apart(by_hand, tmp_path):
+    asked, pool = ask("ridge", seeds=1, methods=("lsg",), network="cnn8", v_th="0.1"), Pool(tmp_path)
+    train(asked, pool, lambda: None, lambda text: None)
+    told = show(asked, gather(asked, pool)).sentence
+    each = "STBP-tdBN, kappa=1 -10.0 (v_th 0.1); LSG -10.0 (v_th 0.1)"
+    assert told.endswith(f"in points. CNN-8 on digits: {each}. CNN-8 on CIFAR-10: {each}.")
+
+
 def test_the_factor_under_test_survives_every_scale():
     for scale in ("smoke", "cpu", "paper"):
         found = {(v.at["factor"], v.at["value"]): v for v in ask(scale=scale, methods=("mpd-agl",)).variants()}
