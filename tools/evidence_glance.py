@@ -29,8 +29,9 @@ from mpd_agl.report import draw
 
 OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
-NAMES = ("depth", "depth-cifar10", "table3", "table3-cifar100", "stress", "stress-cifar10", "stress-gamma")
-NAMES += ("stress-decay", "stress-more")
+NAMES = ("depth", "depth-cifar10", "depth-cifar10-24")
+NAMES += ("table3", "table3-adam", "table3-cifar100", "table3-cifar100-steps")
+NAMES += ("stress", "stress-cifar10", "stress-gamma", "stress-decay", "stress-decay-t16", "stress-more")
 """The records whose places are shown, in the picture's order."""
 COLUMNS = {
     "ours minus MPD-AGL": (label(evidence.PAPER), OURS),
@@ -52,16 +53,23 @@ class Place:
     gaps: dict[str, tuple[float, float, float]]
 
 
-def place_name(study: str, row: dict[str, str]) -> str:
-    """What a row of a record compares, for people.
+CHANGES = {"optim.name": "{}", "train.batch_size": "batch {}"}
+"""Fields of a command that make another place of it, and how the picture names them."""
 
-    >>> place_name("depth", {"data": "digits", "optimizer": "SGD", "layers": "24"})
+
+def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
+    """What a row of a record compares, for people; `changes` are the fields that its command set.
+
+    >>> place_name("depth", {"data": "digits", "optimizer": "SGD", "layers": "24"}, {})
     'plain, 24 layers, digits, SGD'
+    >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "train.threads": "1"})
+    'ResNet-19, CIFAR-10, Adam'
     """
     if study == "depth":
         return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
     if study == "table3":
-        return f"ResNet-19, {row['data']}"
+        told = [words.format(str(changes[field]).capitalize()) for field, words in CHANGES.items() if field in changes]
+        return ", ".join(["ResNet-19", row["data"], *told])
     return f"CNN-8, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
 
 
@@ -70,7 +78,7 @@ def places_of(record: dict[str, Any]) -> dict[str, Place]:
     rows: dict[str, list[dict[str, str]]] = {}
     for cells in record["details"]["rows"]:
         row = dict(zip(record["details"]["head"], cells, strict=True))
-        rows.setdefault(place_name(record["study"], row), []).append(row)
+        rows.setdefault(place_name(record["study"], row, record["changes"]), []).append(row)
     found = {}
     for name, group in rows.items():
         gaps = {}

@@ -250,7 +250,7 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
             at = {"factor": factor, "value": value, "data": "digits"}
             cells.append({"method": "mpd-gain", "at": at, "runs": {"0": run, "1": f"{run} too"}})
             cells.append({"method": "mpd-agl", "at": at, "runs": {"0": f"other {run}"}})
-        return json.dumps({"study": "stress", "details": {"head": head, "rows": rows}, "cells": cells})
+        return json.dumps({"study": "stress", "changes": {}, "details": {"head": head, "rows": rows}, "cells": cells})
 
     large = ("large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")
     usual = ("usual", "+1.00 [+0.50, +1.50]", "-1.00 [-1.50, -0.50]")
