@@ -173,9 +173,10 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Without the folders of the machine that ran it."""
+    """Without the folders of the machine that ran it; the name of a trained network in the box stays."""
     if isinstance(value, dict):
-        return {k: plain(v) if k not in PRIVATE else "" for k, v in value.items()}
+        named = {"weights": value["weights"]} if value.get("weights") in pretrained.list_pretrained() else {}
+        return {k: plain(v) if k not in PRIVATE else "" for k, v in value.items()} | named
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 

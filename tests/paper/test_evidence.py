@@ -14,7 +14,17 @@ from mpd_agl.nn import SpikingBlock
 from mpd_agl.paper import descent_measure, smoothed
 from mpd_agl.paper.grouped_bars import colour, style_of
 from mpd_agl.paper.pool import Pool
-from mpd_agl.paper.reproduce import Request, gather, numbers, progress, show, summary, train
+from mpd_agl.paper.reproduce import (
+    Request,
+    check_before_training,
+    command,
+    gather,
+    numbers,
+    progress,
+    show,
+    summary,
+    train,
+)
 from mpd_agl.paper.studies import get_study
 from mpd_agl.paper.tuning import KAPPAS, SEED
 from mpd_agl.runs.resolve import resolve
@@ -112,6 +122,34 @@ def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
     told = numbers(asked, groups, section)
     at = {"CIFAR-10": {"data": "CIFAR-10"}, "CIFAR-100": {"data": "CIFAR-100"}}
     assert told["ended_in_nan"] == [{"method": "mpd-agl", "at": a, "seeds": [1]} for a in at.values()]
+
+
+def test_weights_to_start_from_are_part_of_a_run(by_hand, tmp_path):
+    def asked(changes, methods=("lsg",)):
+        return Request(
+            study=get_study("table3"),
+            scale="cpu",
+            seeds=1,
+            methods=methods,
+            changes=changes,
+            only={"data": ("CIFAR-10",)},
+        )
+
+    drawn, begun = asked({}), asked({"model.weights": "cifar10"})
+    pool = Pool(tmp_path)
+    train(drawn, pool, lambda: None, lambda text: None)
+    assert [pool.finished(c) for c in drawn.configs()] == [True]
+    assert [pool.finished(c) for c in begun.configs()] == [False]
+    assert command(begun).endswith("--model.weights cifar10")
+    train(begun, pool, lambda: None, lambda text: None)
+    with pytest.raises(InputError, match="began with another version of the weights 'cifar10'"):
+        pool.finished(begun.configs()[0])  # the run by hand holds no hash of the weights
+    with pytest.raises(InputError, match=r"takes cifar10 or cifar100, got 'runs/mine'"):
+        asked({"model.weights": "runs/mine"}).configs()
+    with pytest.raises(InputError, match="trains each run's teacher itself"):
+        asked({"loss.teacher": "runs/mine"}).configs()
+    with pytest.raises(InputError, match=r"stbp-tdbn.* cannot start: the weights of 'cifar10' do not fit .*rho"):
+        check_before_training([asked({"model.weights": "cifar10"}, ("stbp-tdbn",))], Pool(tmp_path / "empty"))
 
 
 def test_the_ridges_sentence_tells_each_map_apart(by_hand, tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpd_agl.errors import InputError
+from mpd_agl.models import list_pretrained, pretrained_card
 from mpd_agl.records import RunRecord, TornRecord, read_record
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.runs.resolve import flatten, merge, nest, resolve, rule_facts
@@ -32,7 +33,7 @@ def run_name(config: RunConfig) -> str:
     ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
     """
     flat = flatten(config.model_dump(mode="json", exclude_defaults=True))
-    kept = {name: value for name, value in sorted(flat.items()) if name not in FREE_ON_RESUME}
+    kept = {name: value for name, value in sorted(flat.items()) if _counts(name, value)}
     digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:8]
     kind = "ann" if config.model.ann else config.method
     return f"{config.data.name}-{config.model.name}-t{config.model.num_steps}-{kind}-s{config.seed}-{digest}"
@@ -65,6 +66,15 @@ class Pool:
         if now != then:
             raise InputError(
                 f"{path} holds a run of {config.method} with other constants ({_told(then)}; today's: {_told(now)}). "
+                "Move it away, or choose another --runs-dir."
+            )
+        name = config.model.weights
+        if (
+            name in list_pretrained()
+            and record.network.get("weights_sha256") != pretrained_card(name).weights["sha256"]
+        ):
+            raise InputError(
+                f"{path} holds a run that began with another version of the weights {name!r}. "
                 "Move it away, or choose another --runs-dir."
             )
         return record
@@ -175,4 +185,9 @@ def _told(constants: Mapping[str, float] | None) -> str:
 
 
 def _counted(config: RunConfig) -> dict[str, object]:
-    return {k: v for k, v in flatten(config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
+    return {k: v for k, v in flatten(config.model_dump(mode="json")).items() if _counts(k, v)}
+
+
+def _counts(field: str, value: object) -> bool:
+    """Whether a field tells runs apart. A folder does not, the name of a trained network in the box does."""
+    return field not in FREE_ON_RESUME or (field == "model.weights" and value in list_pretrained())

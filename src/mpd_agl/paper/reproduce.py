@@ -11,6 +11,7 @@ import torch
 from mpd_agl import records
 from mpd_agl.data.registry import get
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.models import list_pretrained, pretrained_card
 from mpd_agl.paper.costs import Costs
 from mpd_agl.paper.pool import Pool, guess, run_name
 from mpd_agl.paper.scales import config_at, departures
@@ -22,6 +23,7 @@ from mpd_agl.report.section import PageSection, markdown
 from mpd_agl.runs import build
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.dry_run import random_set
+from mpd_agl.runs.objectives import state_from_card
 from mpd_agl.runs.resolve import resolve
 from mpd_agl.train.console import duration
 from mpd_agl.train.observe import Display
@@ -153,7 +155,9 @@ def _build(config: RunConfig) -> None:
     build.backend_that_runs(config, device)
     check_precision(config.train.precision, device)
     with torch.device("meta"):
-        build.network_for(config, random_set(config, "train", 1))
+        net = build.network_for(config, random_set(config, "train", 1))
+    if config.model.weights:
+        state_from_card(pretrained_card(config.model.weights), net)
 
 
 def train(request: Request, pool: Pool, display: Callable[[], Display], say: Callable[[str], None]) -> tuple[int, int]:
@@ -382,7 +386,11 @@ _PRIVATE = ("source", "data_dir", "origin", "teacher", "weights")
 
 
 def _plain(value: Any) -> Any:
-    """Without the folders of the machine that ran it."""
+    """Without the folders of the machine that ran it; the name of a trained network in the box stays."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if k.rpartition(".")[2] not in _PRIVATE}
+        return {k: _plain(v) for k, v in value.items() if k.rpartition(".")[2] not in _PRIVATE or _in_box(k, v)}
     return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
+def _in_box(field: str, value: Any) -> bool:
+    return field.endswith("weights") and value in list_pretrained()

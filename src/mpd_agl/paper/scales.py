@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.models import list_pretrained
 from mpd_agl.paper.study import TUNED, Study, Variant, split_method
 from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.runs.resolve import flatten, merge, nest, read_preset, resolve
@@ -67,6 +68,13 @@ def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Ma
     for name in ("method", "seed"):
         if name in changes:
             raise InputError(f"--{name} does not go with reproduce, which trains several. Use --{name}s.")
+    if "loss.teacher" in changes:
+        raise InputError("--loss.teacher does not go with reproduce, which trains each run's teacher itself.")
+    if (weights := changes.get("model.weights", "")) and weights not in list_pretrained():
+        raise InputError(
+            f"reproduce knows weights to start from by their names, not by a folder: --model.weights takes "
+            f"{' or '.join(list_pretrained())}, got {weights!r}. `mpd-agl train` takes a folder."
+        )
     method, options = split_method(variant.method)
     options = {name: value for name, value in options.items() if value != TUNED}
     table = table_at(variant, study, scale) | options | dict(changes) | {"method": method, "seed": seed}

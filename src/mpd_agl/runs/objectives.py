@@ -3,7 +3,7 @@
 import hashlib
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
@@ -138,10 +138,14 @@ def start_from(config: RunConfig, net: nn.Module) -> dict[str, str]:
 
 
 def _start_from_card(card: Card, net: nn.Module) -> dict[str, str]:
-    """Take a trained network's weights; the readout stays as it was drawn where the classes are others."""
+    net.load_state_dict(state_from_card(card, net))
+    return {"weights_from": card.name, "weights_sha256": card.weights["sha256"]}
+
+
+def state_from_card(card: Card, net: nn.Module) -> dict[str, Tensor]:
+    """A trained network's weights for `net`; the readout stays as it was drawn where the classes are others."""
     if not isinstance(net, Network):
         raise InputError(f"model.weights {card.name!r} holds weights of {card.model}. Use --model.name {card.model}.")
     options = {k: v for k, v in vars(net.options).items() if k not in TRAINING_ONLY}
     check_options(card, net.name, options, options, fix="Use --model.{name} {own}.")
-    net.load_state_dict(fitting_state(card, pretrained_state(card), net.state_dict(), net.options.num_classes))
-    return {"weights_from": card.name, "weights_sha256": card.weights["sha256"]}
+    return fitting_state(card, pretrained_state(card), net.state_dict(), net.options.num_classes)
