@@ -9,7 +9,16 @@ from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import InputError
 from tests.bench.test_bench import record as comparison
-from tools import active_page, evidence_glance, evidence_page, performance_page, rivals_page, time_to_accuracy
+from tools import (
+    active_page,
+    evidence_glance,
+    evidence_page,
+    gamma_moves,
+    kept_runs,
+    performance_page,
+    rivals_page,
+    time_to_accuracy,
+)
 
 MARKS = "".join(f"<!-- {n}: begin -->\nold\n<!-- {n}: end -->\nafter\n" for n in ("table", "network"))
 
@@ -277,6 +286,18 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         file.unlink()
     assert evidence_glance.main(ask) == 2
     assert "no record in" in capsys.readouterr().err
+
+
+def test_how_far_gamma_moves_is_of_the_runs_that_are_kept(tmp_path, capsys):
+    root = Path(__file__).parents[2]
+    table = json.loads((root / gamma_moves.RECORDS / "table3.json").read_text())
+    made = gamma_moves.record_of(table, kept_runs.read_kept(root / kept_runs.FILE))
+    assert json.loads((root / gamma_moves.OUT / "gamma-moves.json").read_text()) == json.loads(json.dumps(made))
+    page = (root / gamma_moves.PAGE).read_text(encoding="utf-8")
+    assert "\n".join(gamma_moves.lines(made, "results/gamma-moves.png", "results/gamma-moves.json")) in page
+    (tmp_path / "table3.json").write_text(json.dumps(table))
+    assert gamma_moves.main(["--records", str(tmp_path / "table3.json"), "--kept", str(tmp_path / "none")]) == 2
+    assert "does not hold the run cifar10-resnet19-t2-mpd-agl-s0" in capsys.readouterr().err
 
 
 def test_the_glance_is_of_the_records_that_are_kept():
