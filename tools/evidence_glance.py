@@ -30,7 +30,7 @@ from mpd_agl.report import draw
 OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
 NAMES = ("depth", "depth-cifar10", "depth-cifar10-24")
-NAMES += ("table3", "table3-adam", "table3-cifar100", "table3-cifar100-steps")
+NAMES += ("table3", "table3-adam", "table3-cifar100", "table3-cifar100-trained")
 NAMES += ("stress", "stress-cifar10", "stress-gamma", "stress-decay", "stress-decay-t16", "stress-more")
 """The records whose places are shown, in the picture's order."""
 COLUMNS = {
@@ -53,7 +53,7 @@ class Place:
     gaps: dict[str, tuple[float, float, float]]
 
 
-CHANGES = {"optim.name": "{}", "train.batch_size": "batch {}"}
+CHANGES = {"optim.name": ", {}", "model.weights": ", from trained weights"}
 """Fields of a command that make another place of it, and how the picture names them."""
 
 
@@ -69,7 +69,7 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
         return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
     if study == "table3":
         told = [words.format(str(changes[field]).capitalize()) for field, words in CHANGES.items() if field in changes]
-        return ", ".join(["ResNet-19", row["data"], *told])
+        return f"ResNet-19, {row['data']}{''.join(told)}"
     return f"CNN-8, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
 
 
@@ -103,8 +103,12 @@ def _first_run(record: dict[str, Any], row: dict[str, str]) -> str | None:
 
 
 def verdict(gap: tuple[float, float, float]) -> int:
-    """1 where the interval lies above 0, -1 below, 0 where it holds 0."""
-    return (gap[1] > 0) - (gap[2] < 0)
+    """1 where the interval lies above 0, -1 below, 0 where it holds 0, or has no width because all seeds differ alike.
+
+    >>> verdict((1.0, 0.5, 1.5)), verdict((-1.0, -1.5, -0.5)), verdict((1.0, -0.5, 2.5)), verdict((0.2, 0.2, 0.2))
+    (1, -1, 0, 0)
+    """
+    return 0 if gap[1] == gap[2] else (gap[1] > 0) - (gap[2] < 0)
 
 
 def counts(places: list[Place], column: str) -> tuple[int, int, int]:
@@ -157,15 +161,15 @@ def lines(places: list[Place], picture_link: str, record_link: str) -> list[str]
     for column in COLUMNS:
         ahead, undecided, behind = counts(places, column)
         told.append(f"{column}, ahead at {ahead} of {ahead + undecided + behind} places, behind at {behind}")
-    fixed, tuned = ((p.gaps.get(f"ours minus {name}") for p in places) for name in ("a width of 1", "the tuned width"))
-    same = sum(a == b for a, b in zip(fixed, tuned, strict=True) if b)
+    pairs = [[p.gaps.get(f"ours minus {name}") for name in ("a width of 1", "the tuned width")] for p in places]
+    same = sum(fixed == tuned for fixed, tuned in pairs if tuned)
     text = (
         f"Four comparisons at every place of this page: {'; '.join(told)}. Ahead and behind mean that the 95 % "
-        "interval excludes 0 (blue, orange); at the other places it holds 0 (grey). Each interval is one of 95 % by "
-        f"itself, so one in twenty excludes 0 by chance. At {same} places the tuned width is 1, and two columns show "
-        "the same runs. Our rule was changed after test results at some of these places "
-        "([changes](#changes-of-the-protocol)), so its counts are not independent. The axis is even up to 2 points and "
-        f"goes by powers of ten beyond. [Record]({record_link})."
+        "interval excludes 0 (blue, orange); at the other places it holds 0 (grey), or has no width because all seeds "
+        "differ by the same. Each interval is one of 95 % by itself, so one in twenty excludes 0 by chance. At "
+        f"{same} places the tuned width is 1, and two columns show the same runs. Our rule was changed after test "
+        "results at some of these places ([changes](#changes-of-the-protocol)), so its counts are not independent. The "
+        f"axis is even up to 2 points and goes by powers of ten beyond. [Record]({record_link})."
     )
     return [
         *textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False),

@@ -288,6 +288,15 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
     assert "no record in" in capsys.readouterr().err
 
 
+def test_a_glance_tells_where_the_tuned_width_is_one():
+    def place(fixed, tuned):
+        gaps = {"ours minus a width of 1": fixed, "ours minus the tuned width": tuned}
+        return evidence_glance.Place("somewhere", {name: (gap, gap - 1, gap + 1) for name, gap in gaps.items() if gap})
+
+    places = [place(5.0, 5.0), place(5.0, 2.0), place(5.0, None)]
+    assert "At 1 places the tuned width is 1" in " ".join(evidence_glance.lines(places, "a.png", "a.json"))
+
+
 def test_how_far_gamma_moves_is_of_the_runs_that_are_kept(tmp_path, capsys):
     root = Path(__file__).parents[2]
     table = json.loads((root / gamma_moves.RECORDS / "table3.json").read_text())
