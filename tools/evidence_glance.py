@@ -31,7 +31,15 @@ OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
 NAMES = ("depth", "depth-cifar10", "depth-cifar10-24")
 NAMES += ("table3", "table3-adam", "table3-cifar100", "table3-cifar100-trained")
-NAMES += ("stress", "stress-cifar10", "stress-gamma", "stress-decay", "stress-decay-t16", "stress-more")
+NAMES += (
+    "stress",
+    "stress-resnet19",
+    "stress-cifar10",
+    "stress-gamma",
+    "stress-decay",
+    "stress-decay-t16",
+    "stress-more",
+)
 """The records whose places are shown, in the picture's order."""
 COLUMNS = {
     "ours minus MPD-AGL": (label(evidence.PAPER), OURS),
@@ -64,13 +72,16 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
     'plain, 24 layers, digits, SGD'
     >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "train.threads": "1"})
     'ResNet-19, CIFAR-10, Adam'
+    >>> place_name("stress", {"data": "digits", "factor": "resnet19-threshold", "value": "0.1"}, {})
+    'ResNet-19, digits, threshold v_th = 0.1'
     """
     if study == "depth":
         return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
     if study == "table3":
         told = [words.format(str(changes[field]).capitalize()) for field, words in CHANGES.items() if field in changes]
         return f"ResNet-19, {row['data']}{''.join(told)}"
-    return f"CNN-8, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
+    network = evidence.NETWORKS[stress.NETWORK.get(row["factor"], "cnn8")]
+    return f"{network}, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
 
 
 def places_of(record: dict[str, Any]) -> dict[str, Place]:
