@@ -21,6 +21,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 
 QUOTED = re.compile(r"paper, (.+) \(quoted\)")  # stands beside the column of the same data
+SIMD = {"avx2": "AVX2", "avx512": "AVX-512"}
 PAGE, RECORDS = Path("docs/evidence.md"), Path("docs/results/evidence")
 
 
@@ -36,7 +37,7 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
     table = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     code, hardware = (record.get(k) or [cell[k] for cell in record["cells"]] for k in ("code", "hardware"))
     commits = sorted({str(c.get("commit"))[:9] + "+" * bool(c.get("changed")) for c in code})
-    cpus = sorted({str(h.get("cpu")) for h in hardware})
+    cpus = sorted({" with ".join(filter(None, (str(h.get("cpu")), SIMD.get(h.get("simd"))))) for h in hardware})
     told = f"Commit {', '.join(commits)}; {'; '.join(cpus)}. [Record]({link})."
     if any(c.endswith("+") for c in commits):
         told += " + marks a tree with changes that were not committed."

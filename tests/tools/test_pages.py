@@ -220,7 +220,7 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
         "table": {"head": ["method", "24 layers"], "rows": [["ours", "83.00 +- 1.00"], ["fixed", ""]]},
         "command": "mpd-agl reproduce depth --only " + " ".join(f"depth={k}" for k in range(20)),
         "code": [{"commit": "0123456789abcdef"}],
-        "hardware": [{"cpu": "A processor"}],
+        "hardware": [{"cpu": "A processor", "simd": "avx2"}, {"cpu": "A processor", "simd": None}],
         "cells": [],
     }
     (tmp_path / "depth.json").write_text(json.dumps(record))
@@ -232,7 +232,7 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
     assert "| method | 24 layers |" in rows
     assert "|---|---:|" in rows
     assert "| ours | 83.00 +- 1.00 |" in rows
-    assert "3 seeds. Commit 012345678; A processor. [Record](depth.json)." in rows
+    assert "3 seeds. Commit 012345678; A processor; A processor with AVX2. [Record](depth.json)." in rows
     first = rows.index("```bash")
     assert rows[first + 1].endswith(" \\")
     assert not rows[first + 2].endswith("\\")
