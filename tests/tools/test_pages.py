@@ -13,6 +13,7 @@ from tools import (
     active_page,
     evidence_glance,
     evidence_page,
+    evidence_summary,
     gamma_moves,
     kept_runs,
     performance_page,
@@ -316,6 +317,38 @@ def test_the_glance_is_of_the_records_that_are_kept():
     assert json.loads((root / evidence_glance.OUT / "glance.json").read_text()) == json.loads(json.dumps(made))
     page = (root / evidence_glance.PAGE).read_text(encoding="utf-8")
     assert "\n".join(evidence_glance.lines(places, "results/glance.png", "results/glance.json")) in page
+
+
+def test_the_short_table_is_of_the_records_that_are_kept():
+    root = Path(__file__).parents[2]
+    lines = evidence_summary.lines(root / evidence_summary.RECORDS)
+    for name in ("README.md", "docs/evidence.md"):
+        assert "\n".join(lines) in (root / name).read_text(encoding="utf-8")
+
+
+def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, monkeypatch, capsys):
+    head = ["value", "method", "accuracy, last epoch", "minus STBP-tdBN", "mpd-gain (ours) minus this"]
+    rows = [
+        ["0.1", "mpd-gain (ours)", "96.10 ± 0.40", "", ""],
+        ["0.1", "MPD-AGL", "95.00 ± 0.10", "+9.00 [+8.00, +10.00]", "+1.10 [+0.10, +2.10]"],
+        ["0.1", "STBP-tdBN", "86.00 ± 0.10", "", ""],
+        ["4", "mpd-gain (ours)", "9.50 ± 0.40", "", ""],
+        ["4", "MPD-AGL", "10.00 ± 0.10", "", "-0.50 [-1.10, +0.10]"],
+    ]
+    (tmp_path / "stress.json").write_text(json.dumps({"details": {"head": head, "rows": rows}}))
+    row = evidence_summary.Row
+    found = (row("low", "stress", {"value": "0.1"}), row("high", "stress", {"value": "4"}))
+    monkeypatch.setattr(evidence_summary, "ROWS", (*found, row("worst", "stress", worst=True), row("none", "absent")))
+    assert evidence_summary.lines(tmp_path)[2:] == [
+        "| low | 86.00 ± 0.10 |  | 95.00 ± 0.10 | 96.10 ± 0.40 | **+1.10 [+0.10, +2.10]** |",
+        "| high |  |  | 10.00 ± 0.10 | 9.50 ± 0.40 | -0.50 [-1.10, +0.10] |",
+        "| worst | 86.00 |  | 10.00 | 9.50 |  |",
+    ]
+    for wrong, told in ((row("two", "stress"), "names 2 places"), (row("no", "stress", {"value": "7"}), "no place")):
+        monkeypatch.setattr(evidence_summary, "ROWS", (wrong,))
+        assert evidence_summary.main(["--records", str(tmp_path), "--pages", str(tmp_path / "page.md")]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
 
 
 def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():

@@ -1,0 +1,133 @@
+"""Writes the short table of the evidence into README.md and docs/evidence.md from the records of docs/evidence.md.
+
+    python -m tools.evidence_summary [--records docs/results/evidence]
+
+A row is one place of the page, or the worst place over the values of a factor. Which rows there are is decided here, by
+hand, so that places without a difference stand beside those with one. A row without a record yet is left out.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.active_page import between
+from tools.evidence_glance import COLUMNS, GAP, verdict
+from tools.evidence_page import PAGE, RECORDS
+
+from mpd_agl.errors import InputError
+from mpd_agl.paper import evidence
+from mpd_agl.paper.study import label
+from mpd_agl.records import reading, write_atomic
+
+PAGES = (Path("README.md"), PAGE)
+METHODS = {
+    "width 1": (label(evidence.FIXED), label("trainable-decay")),
+    "tuned width": (label(evidence.TUNED_FIXED),),
+    "MPD-AGL": (label(evidence.PAPER),),
+    "ours": (label(evidence.OURS),),
+}
+"""Columns, and the names of their methods in the records; the first that is there counts."""
+ACCURACY, GAIN = "accuracy, last epoch", "ours minus MPD-AGL"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: the record it stands in, and the places of that record that it is of."""
+
+    name: str
+    record: str
+    at: Mapping[str, str] = field(default_factory=dict)
+    worst: bool = False
+    """The lowest mean over all places; without a difference, since methods have their lowest at different places."""
+
+
+ROWS = (
+    Row("plain, 8 layers, digits, SGD", "depth", {"data": "digits", "optimizer": "SGD", "layers": "8"}),
+    Row("plain, 24 layers, digits, SGD", "depth", {"data": "digits", "optimizer": "SGD", "layers": "24"}),
+    Row("plain, 24 layers, digits, Adam", "depth", {"data": "digits", "optimizer": "Adam", "layers": "24"}),
+    Row("plain, 24 layers, CIFAR-10, SGD", "depth-cifar10-24", {"optimizer": "SGD"}),
+    Row("plain, 24 layers, CIFAR-10, Adam", "depth-cifar10-24", {"optimizer": "Adam"}),
+    Row("CNN-8, digits", "stress-gamma", {"factor": "gamma", "value": "1"}),
+    Row("CNN-8, digits, gamma from 0.3", "stress-gamma", {"factor": "gamma", "value": "0.3"}),
+    Row("CNN-8, digits, rate / 4", "stress-more", {"factor": "rate", "value": "0.0125"}),
+    Row("CNN-8, digits, worst of v_th 0.1 to 4", "stress", worst=True),
+    Row("CNN-8, CIFAR-10", "stress-cifar10", {"value": "0.5"}),
+    Row("CNN-8, CIFAR-10, worst of v_th 0.1 to 4", "stress-cifar10", worst=True),
+    Row("ResNet-19, digits, v_th = 0.1", "stress-resnet19", {"value": "0.1"}),
+    Row("ResNet-19, digits, v_th = 4", "stress-resnet19", {"value": "4"}),
+    Row("ResNet-19, CIFAR-10, SGD", "table3"),
+    Row("ResNet-19, CIFAR-10, Adam", "table3-adam"),
+    Row("ResNet-19, CIFAR-100", "table3-cifar100"),
+    Row("ResNet-19, CIFAR-100, trained start", "table3-cifar100-trained"),
+)
+
+
+def cells(row: Row, record: dict[str, Any]) -> list[str]:
+    """The accuracies of a row by column, and our rule's difference to the paper's, bold where it excludes 0."""
+    head = record["details"]["head"]
+    every = [dict(zip(head, cells, strict=True)) for cells in record["details"]["rows"]]
+    here = [r for r in every if all(r[key] == value for key, value in row.at.items())]
+    if not here:
+        raise InputError(f"the record {row.record} has no place {dict(row.at)} (row {row.name!r}). Mend its row.")
+    out = []
+    for names in METHODS.values():
+        mine = next((found for name in names if (found := [r for r in here if r["method"] == name])), [])
+        shown = [r[ACCURACY] for r in mine]
+        if row.worst:
+            out.append(min((text.split()[0] for text in shown), key=float, default=""))
+        elif len(shown) > 1:
+            raise InputError(f"row {row.name!r} names {len(shown)} places of the record {row.record}. Name one.")
+        else:
+            out.append("".join(shown))
+    method, column = COLUMNS[GAIN]
+    gap = "" if row.worst else next((r[column] for r in here if r["method"] == method), "")
+    found = GAP.fullmatch(gap)
+    apart = found is not None and verdict((float(found[1]), float(found[2]), float(found[3]))) != 0
+    return [*out, f"**{gap}**" if apart else gap]
+
+
+def lines(records: Path) -> list[str]:
+    """The table."""
+    rows = []
+    for row in ROWS:
+        file = records / f"{row.record}.json"
+        if file.is_file():
+            with reading(file):
+                rows.append([row.name, *cells(row, json.loads(file.read_text(encoding="utf-8")))])
+    if not rows:
+        raise InputError(f"no record of {records} is in the table. Name docs/results/evidence.")
+    head = ["test accuracy, %", *METHODS, GAIN]
+    return [
+        f"| {' | '.join(head)} |",
+        "|---|" + "---:|" * (len(head) - 1),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the table into its pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
+    args = parser.parse_args(argv)
+    try:
+        made = lines(args.records)
+        texts = {page: between(page.read_text(encoding="utf-8"), "summary", made, page) for page in args.pages}
+        for page, text in texts.items():
+            write_atomic(page, text.encode())
+    except InputError as error:
+        print(f"evidence_summary: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"evidence_summary: {error.filename}: {error.strerror}. Name another file.", file=sys.stderr)
+        return 2
+    print(f"{len(made) - 2} rows in {', '.join(map(str, args.pages))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
