@@ -37,7 +37,6 @@ NAMES += (
     "stress-cifar10",
     "stress-gamma",
     "stress-decay",
-    "stress-decay-t16",
     "stress-more",
 )
 """The records whose places are shown, in the picture's order."""

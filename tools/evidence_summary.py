@@ -24,13 +24,6 @@ from mpd_agl.paper.study import label
 from mpd_agl.records import reading, write_atomic
 
 PAGES = (Path("README.md"), PAGE)
-METHODS = {
-    "width 1": (label(evidence.FIXED), label("trainable-decay")),
-    "tuned width": (label(evidence.TUNED_FIXED),),
-    "MPD-AGL": (label(evidence.PAPER),),
-    "ours": (label(evidence.OURS),),
-}
-"""Columns, and the names of their methods in the records; the first that is there counts."""
 ACCURACY, GAIN = "accuracy, last epoch", "ours minus MPD-AGL"
 
 
@@ -43,6 +36,14 @@ class Row:
     at: Mapping[str, str] = field(default_factory=dict)
     worst: bool = False
     """The lowest mean over all places; without a difference, since methods have their lowest at different places."""
+    width_1: str = evidence.FIXED
+    """The method with a width of 1."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns, and the names of their methods in the record."""
+        methods = (self.width_1, evidence.TUNED_FIXED, evidence.PAPER, evidence.OURS)
+        return dict(zip(("width 1", "tuned width", "MPD-AGL", "ours"), map(label, methods), strict=True))
 
 
 ROWS = (
@@ -62,32 +63,47 @@ ROWS = (
     Row("ResNet-19, CIFAR-10, SGD", "table3"),
     Row("ResNet-19, CIFAR-10, Adam", "table3-adam"),
     Row("ResNet-19, CIFAR-100", "table3-cifar100"),
-    Row("ResNet-19, CIFAR-100, trained start", "table3-cifar100-trained"),
+    Row("ResNet-19, CIFAR-100, trained start", "table3-cifar100-trained", width_1="trainable-decay"),
 )
 
 
-def cells(row: Row, record: dict[str, Any]) -> list[str]:
-    """The accuracies of a row by column, and our rule's difference to the paper's, bold where it excludes 0."""
+def row_cells(row: Row, record: dict[str, Any]) -> list[str]:
+    """A row: its seeds, the accuracies by column, our rule's difference to the paper's, bold where it excludes 0."""
     head = record["details"]["head"]
-    every = [dict(zip(head, cells, strict=True)) for cells in record["details"]["rows"]]
+    every = [dict(zip(head, values, strict=True)) for values in record["details"]["rows"]]
     here = [r for r in every if all(r[key] == value for key, value in row.at.items())]
-    if not here:
-        raise InputError(f"the record {row.record} has no place {dict(row.at)} (row {row.name!r}). Mend its row.")
-    out = []
-    for names in METHODS.values():
-        mine = next((found for name in names if (found := [r for r in here if r["method"] == name])), [])
-        shown = [r[ACCURACY] for r in mine]
-        if row.worst:
-            out.append(min((text.split()[0] for text in shown), key=float, default=""))
-        elif len(shown) > 1:
-            raise InputError(f"row {row.name!r} names {len(shown)} places of the record {row.record}. Name one.")
-        else:
-            out.append("".join(shown))
+    by_column = {name: [r for r in here if r["method"] == method] for name, method in row.columns.items()}
+    counts = {len(rows) for rows in by_column.values() if rows}
+    if len(counts) != 1 or (counts != {1} and not row.worst):
+        told = ", ".join(f"{name} {len(rows)}" for name, rows in by_column.items())
+        raise InputError(
+            f"row {row.name!r} of the record {row.record} has other than one place for each method ({told}). "
+            "Mend the row, or train what is missing."
+        )
+    if row.worst:
+        shown = [min((r[ACCURACY].split()[0] for r in rows), key=float, default="") for rows in by_column.values()]
+        return [seeds(row, record), *shown, ""]
     method, column = COLUMNS[GAIN]
-    gap = "" if row.worst else next((r[column] for r in here if r["method"] == method), "")
-    found = GAP.fullmatch(gap)
-    apart = found is not None and verdict((float(found[1]), float(found[2]), float(found[3]))) != 0
-    return [*out, f"**{gap}**" if apart else gap]
+    gap = next((r[column] for r in here if r["method"] == method), "")
+    match = GAP.fullmatch(gap)
+    apart = match is not None and verdict((float(match[1]), float(match[2]), float(match[3]))) != 0
+    accuracies = ["".join(r[ACCURACY] for r in rows) for rows in by_column.values()]
+    return [seeds(row, record), *accuracies, f"**{gap}**" if apart else gap]
+
+
+def seeds(row: Row, record: dict[str, Any]) -> str:
+    """How many seeds the shown methods have, everywhere in the record; refuses where they differ."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for cell in record["cells"]:  # of a place with its seeds, or of one run
+        if label(cell["method"]) in row.columns.values():
+            place = found.setdefault((cell["method"], str(cell["at"])), set())
+            place.update(cell["accuracy"] if "accuracy" in cell else [str(cell["seed"])])
+    counts = sorted({len(each) for each in found.values()})
+    if len(counts) != 1:
+        raise InputError(
+            f"the record {row.record} has {counts} seeds in places that one row shows. Train what is missing."
+        )
+    return str(counts[0])
 
 
 def lines(records: Path) -> list[str]:
@@ -97,10 +113,10 @@ def lines(records: Path) -> list[str]:
         file = records / f"{row.record}.json"
         if file.is_file():
             with reading(file):
-                rows.append([row.name, *cells(row, json.loads(file.read_text(encoding="utf-8")))])
+                rows.append([row.name, *row_cells(row, json.loads(file.read_text(encoding="utf-8")))])
     if not rows:
         raise InputError(f"no record of {records} is in the table. Name docs/results/evidence.")
-    head = ["test accuracy, %", *METHODS, GAIN]
+    head = ["test accuracy, %", "seeds", *ROWS[0].columns, GAIN]
     return [
         f"| {' | '.join(head)} |",
         "|---|" + "---:|" * (len(head) - 1),

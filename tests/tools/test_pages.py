@@ -331,24 +331,37 @@ def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, mon
     rows = [
         ["0.1", "mpd-gain (ours)", "96.10 ± 0.40", "", ""],
         ["0.1", "MPD-AGL", "95.00 ± 0.10", "+9.00 [+8.00, +10.00]", "+1.10 [+0.10, +2.10]"],
-        ["0.1", "STBP-tdBN", "86.00 ± 0.10", "", ""],
         ["4", "mpd-gain (ours)", "9.50 ± 0.40", "", ""],
         ["4", "MPD-AGL", "10.00 ± 0.10", "", "-0.50 [-1.10, +0.10]"],
     ]
-    (tmp_path / "stress.json").write_text(json.dumps({"details": {"head": head, "rows": rows}}))
-    row = evidence_summary.Row
-    found = (row("low", "stress", {"value": "0.1"}), row("high", "stress", {"value": "4"}))
-    monkeypatch.setattr(evidence_summary, "ROWS", (*found, row("worst", "stress", worst=True), row("none", "absent")))
-    assert evidence_summary.lines(tmp_path)[2:] == [
-        "| low | 86.00 ± 0.10 |  | 95.00 ± 0.10 | 96.10 ± 0.40 | **+1.10 [+0.10, +2.10]** |",
-        "| high |  |  | 10.00 ± 0.10 | 9.50 ± 0.40 | -0.50 [-1.10, +0.10] |",
-        "| worst | 86.00 |  | 10.00 | 9.50 |  |",
+    both, row, record = ("mpd-gain", "mpd-agl"), evidence_summary.Row, tmp_path / "stress.json"
+    cells = [{"method": m, "at": {"value": v}, "accuracy": {"0": 0.9, "1": 0.9}} for m in both for v in ("0.1", "4")]
+
+    def told(*found, details=rows, runs=cells):
+        record.write_text(json.dumps({"details": {"head": head, "rows": details}, "cells": runs}))
+        monkeypatch.setattr(evidence_summary, "ROWS", found)
+        code = evidence_summary.main(["--records", str(tmp_path), "--pages", str(tmp_path / "page.md")])
+        return code, capsys.readouterr().err
+
+    low, worst = row("low", "stress", {"value": "0.1"}), row("worst", "stress", worst=True)
+    (tmp_path / "page.md").write_text("<!-- summary: begin -->\n<!-- summary: end -->\n")
+    assert told(low, row("high", "stress", {"value": "4"}), worst, row("none", "absent")) == (0, "")
+    made = (tmp_path / "page.md").read_text()
+    assert made.splitlines()[3:-1] == [
+        "| low | 2 |  |  | 95.00 ± 0.10 | 96.10 ± 0.40 | **+1.10 [+0.10, +2.10]** |",
+        "| high | 2 |  |  | 10.00 ± 0.10 | 9.50 ± 0.40 | -0.50 [-1.10, +0.10] |",
+        "| worst | 2 |  |  | 10.00 | 9.50 |  |",
     ]
-    for wrong, told in ((row("two", "stress"), "names 2 places"), (row("no", "stress", {"value": "7"}), "no place")):
-        monkeypatch.setattr(evidence_summary, "ROWS", (wrong,))
-        assert evidence_summary.main(["--records", str(tmp_path), "--pages", str(tmp_path / "page.md")]) == 2
-        assert told in capsys.readouterr().err
-    assert not (tmp_path / "page.md").exists()
+    one_run = [{"method": "mpd-gain", "at": {}, "seed": 0}]  # as Table 3 has them
+    for code, error in (
+        told(row("two", "stress")),
+        told(row("nowhere", "stress", {"value": "7"})),
+        told(worst, details=rows[:3]),
+        told(low, runs=cells + one_run),
+    ):
+        assert code == 2
+        assert "one place for each method" in error or "[1, 2] seeds" in error
+    assert (tmp_path / "page.md").read_text() == made
 
 
 def test_the_evidence_page_quotes_the_paper_only_beside_runs_of_the_same_data():
