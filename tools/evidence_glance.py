@@ -73,6 +73,8 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
     'ResNet-19, CIFAR-10, Adam'
     >>> place_name("stress", {"data": "digits", "factor": "resnet19-threshold", "value": "0.1"}, {})
     'ResNet-19, digits, threshold v_th = 0.1'
+    >>> place_name("stress", {"data": "digits", "factor": "decay-t8", "value": "0.95"}, {})
+    'CNN-8, digits, T = 8, decay tau = 0.95'
     """
     if study == "depth":
         return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
@@ -80,7 +82,8 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
         told = [words.format(str(changes[field]).capitalize()) for field, words in CHANGES.items() if field in changes]
         return f"ResNet-19, {row['data']}{''.join(told)}"
     network = evidence.NETWORKS[stress.NETWORK.get(row["factor"], "cnn8")]
-    return f"{network}, {row['data']}, {stress.TITLES[row['factor']]} = {row['value']}"
+    what, steps, T = stress.TITLES[row["factor"]].partition(", T = ")
+    return f"{network}, {row['data']}{steps}{T}, {what} = {row['value']}"
 
 
 def places_of(record: dict[str, Any]) -> dict[str, Place]:
