@@ -41,12 +41,12 @@ NAMES += (
 )
 """The records whose places are shown, in the picture's order."""
 COLUMNS = {
-    "ours minus MPD-AGL": (label(evidence.PAPER), OURS),
-    "ours minus a width of 1": (label(evidence.FIXED), OURS),
-    "ours minus the tuned width": (label(evidence.TUNED_FIXED), OURS),
-    "MPD-AGL minus a width of 1": (label(evidence.PAPER), FIXED),
+    "ours minus MPD-AGL": ((label(evidence.PAPER),), OURS),
+    "ours minus a width of 1": ((label(evidence.FIXED), label("trainable-decay")), OURS),
+    "ours minus the tuned width": ((label(evidence.TUNED_FIXED),), OURS),
+    "MPD-AGL minus a width of 1": ((label(evidence.PAPER),), FIXED),
 }
-"""What is compared: the method of a record's row, and the column of its difference."""
+"""What is compared: the methods of a record's row, of which the first in the record counts, and its column."""
 GAP = re.compile(r"([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\]")
 NEAR = 2.0
 """Points around 0 that the axis shows evenly; beyond them it shows powers of ten."""
@@ -94,11 +94,11 @@ def places_of(record: dict[str, Any]) -> dict[str, Place]:
         rows.setdefault(place_name(record["study"], row, record["changes"]), []).append(row)
     found = {}
     for name, group in rows.items():
-        gaps = {}
+        gaps: dict[str, tuple[float, float, float]] = {}
         for row in group:
-            for column, (method, head) in COLUMNS.items():
-                if row["method"] == method and (gap := GAP.fullmatch(row[head])):
-                    gaps[column] = (float(gap[1]), float(gap[2]), float(gap[3]))
+            for column, (methods, head) in COLUMNS.items():
+                if row["method"] in methods and (gap := GAP.fullmatch(row[head])):
+                    gaps.setdefault(column, (float(gap[1]), float(gap[2]), float(gap[3])))
         if gaps:
             found[_first_run(record, group[0]) or name] = Place(name, gaps)
     return found

@@ -83,8 +83,8 @@ def row_cells(row: Row, record: dict[str, Any]) -> list[str]:
     if row.worst:
         shown = [min((r[ACCURACY].split()[0] for r in rows), key=float, default="") for rows in by_column.values()]
         return [seeds(row, record), *shown, ""]
-    method, column = COLUMNS[GAIN]
-    gap = next((r[column] for r in here if r["method"] == method), "")
+    methods, column = COLUMNS[GAIN]
+    gap = next((r[column] for r in here if r["method"] in methods), "")
     match = GAP.fullmatch(gap)
     apart = match is not None and verdict((float(match[1]), float(match[2]), float(match[3]))) != 0
     accuracies = ["".join(r[ACCURACY] for r in rows) for rows in by_column.values()]
