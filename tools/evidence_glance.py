@@ -30,7 +30,8 @@ from mpd_agl.report import draw
 OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
 NAMES = ("depth", "depth-cifar10", "depth-cifar10-24")
-NAMES += ("table3", "table3-adam", "table3-cifar100", "table3-cifar100-trained")
+NAMES += ("table3", "table3-rate", "table3-adam", "table3-cifar100")
+NAMES += ("table3-cifar100-trained", "table3-cifar100-trained-rate")
 NAMES += (
     "stress",
     "stress-resnet19",
@@ -60,7 +61,7 @@ class Place:
     gaps: dict[str, tuple[float, float, float]]
 
 
-CHANGES = {"optim.name": ", {}", "model.weights": ", from trained weights"}
+CHANGES = {"optim.name": ", {}", "model.weights": ", from trained weights", "optim.lr": ", rate {}"}
 """Fields of a command that make another place of it, and how the picture names them."""
 
 
@@ -71,6 +72,10 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
     'plain, 24 layers, digits, SGD'
     >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "train.threads": "1"})
     'ResNet-19, CIFAR-10, Adam'
+    >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "optim.lr": "0.002"})
+    'ResNet-19, CIFAR-10, Adam'
+    >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.lr": "0.2"})
+    'ResNet-19, CIFAR-10, rate 0.2'
     >>> place_name("stress", {"data": "digits", "factor": "resnet19-threshold", "value": "0.1"}, {})
     'ResNet-19, digits, threshold v_th = 0.1'
     >>> place_name("stress", {"data": "digits", "factor": "decay-t8", "value": "0.95"}, {})
@@ -79,7 +84,10 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
     if study == "depth":
         return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
     if study == "table3":
-        told = [words.format(str(changes[field]).capitalize()) for field, words in CHANGES.items() if field in changes]
+        own = {
+            f: v for f, v in changes.items() if f != "optim.lr" or "optim.name" not in changes
+        }  # Adam has its own rate
+        told = [words.format(str(own[field]).capitalize()) for field, words in CHANGES.items() if field in own]
         return f"ResNet-19, {row['data']}{''.join(told)}"
     network = evidence.NETWORKS[stress.NETWORK.get(row["factor"], "cnn8")]
     what, steps, T = stress.TITLES[row["factor"]].partition(", T = ")

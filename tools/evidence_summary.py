@@ -61,9 +61,11 @@ ROWS = (
     Row("ResNet-19, digits, v_th = 0.1", "stress-resnet19", {"value": "0.1"}),
     Row("ResNet-19, digits, v_th = 4", "stress-resnet19", {"value": "4"}),
     Row("ResNet-19, CIFAR-10, SGD", "table3"),
+    Row("ResNet-19, CIFAR-10, SGD, rate x 2", "table3-rate"),
     Row("ResNet-19, CIFAR-10, Adam", "table3-adam"),
     Row("ResNet-19, CIFAR-100", "table3-cifar100"),
     Row("ResNet-19, CIFAR-100, trained start", "table3-cifar100-trained", width_1="trainable-decay"),
+    Row("the same, rate / 4", "table3-cifar100-trained-rate", width_1="trainable-decay"),
 )
 
 

@@ -76,7 +76,8 @@ def lines(record: dict[str, Any]) -> list[str]:
     for own in WAYS:
         cells = []
         for optimizer in NAMES:
-            found = [t for t in record["trials"] if t["optimizer"] == optimizer and tuple(t["own"].values()) == own]
+            wanted = {"optimizer": optimizer, "own": dict(zip(PARTS, own, strict=True))}
+            found = [t for t in record["trials"] if {k: t[k] for k in wanted} == wanted]
             scores = [100 * t["held_out_accuracy"] for t in sorted(found, key=lambda t: t["seed"])]
             each = ", ".join(f"{s:.1f}" for s in scores)
             cells.append(f"{mean(scores):.1f} ± {stdev(scores):.1f} ({each})")

@@ -11,7 +11,7 @@ from mpd_agl import core
 from mpd_agl.core import get_surrogate, mpd
 from mpd_agl.nn import ChainWidth
 from mpd_agl.nn.moments import Potential
-from tools import gain_choice
+from tools import gain_choice, gain_parts
 
 ROOT = Path(__file__).parents[2]
 TRIANGULAR = get_surrogate("triangular")
@@ -64,3 +64,25 @@ def test_the_rules_own_constants_are_among_the_trials_and_in_the_record():
     faint = {(t["name"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("gamma 0.3")}
     ours = f"gamma 0.3, far {mpd.FAR_OUT:g}"
     assert all(faint[ours, seed] > faint["gamma 0.3, MPD-AGL", seed] + 0.3 for seed in (10, 11))
+
+
+def test_a_part_that_is_left_out_is_that_of_eq_7(tmp_path, capsys):
+    rule, growths = ChainWidth(23), []
+    found = {}
+    for own in gain_parts.WAYS:
+        with gain_parts.trial_of("sgd", own).constants():
+            kappa, gain = rule.with_gain(at_start())
+            found[own] = round(float(kappa) / 0.5, 2), round(float(gain), 2)
+            growths.append(mpd.CHAIN_GROWTH)
+    wide, high = round(float(rule(at_start())) / 0.5, 2), round(float(rule.with_gain(at_start())[1]), 2)
+    assert (found[True, True, True], growths[-1]) == ((wide, high), 30.0)
+    assert wide == pytest.approx(2.6, abs=0.05)  # docs/gain.md: 24 layers, triangular
+    assert found[True, False, True] == (wide, 1.0)
+    narrow, matched = found[False, True, True]
+    assert narrow == pytest.approx(1.3, abs=0.05)  # Eq. 7's share
+    assert matched < high  # a narrower window of unit area is higher by itself
+    assert found[False, False, False] == (narrow, 1.0)
+    assert growths == [1e9, 30.0] * 4
+    assert gain_parts.trial_of("adam", (True,) * 3).config(10, "").optim.name == "adam"
+    assert gain_parts.main([str(tmp_path), "--draw"]) == 2
+    assert "is not there. Train it: leave --draw out." in capsys.readouterr().err

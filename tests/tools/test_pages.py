@@ -13,8 +13,11 @@ from tools import (
     active_page,
     evidence_glance,
     evidence_page,
+    evidence_rates,
     evidence_summary,
+    gain_parts,
     gamma_moves,
+    gradient_sizes,
     kept_runs,
     performance_page,
     rivals_page,
@@ -308,6 +311,61 @@ def test_how_far_gamma_moves_is_of_the_runs_that_are_kept(tmp_path, capsys):
     (tmp_path / "table3.json").write_text(json.dumps(table))
     assert gamma_moves.main(["--records", str(tmp_path / "table3.json"), "--kept", str(tmp_path / "none")]) == 2
     assert "does not hold the run cifar10-resnet19-t2-mpd-agl-s0" in capsys.readouterr().err
+
+
+def test_the_first_gradients_on_the_page_are_the_records(tmp_path, capsys):
+    root = Path(__file__).parents[2]
+    record = json.loads((root / gradient_sizes.OUT / "gradient-sizes.json").read_text())
+    made = gradient_sizes.lines(record, "results/gradient-sizes.png", "results/gradient-sizes.json")
+    assert "\n".join(made) in (root / gradient_sizes.PAGE).read_text(encoding="utf-8")
+    for sizes in record["relative"].values():
+        assert set(sizes["mpd-agl"]) == {1.0}
+    (tmp_path / "page.md").write_text("no marks")
+    assert gradient_sizes.main(["--page", str(tmp_path / "page.md")]) == 2  # before anything is measured
+    assert "has no marks '<!-- gradient-sizes: begin -->'" in capsys.readouterr().err
+
+
+def test_the_parts_of_the_rule_on_the_page_are_the_records():
+    root = Path(__file__).parents[2]
+    record = json.loads((root / gain_parts.OUT).read_text())
+    assert "\n".join(gain_parts.lines(record)) in (root / gain_parts.PAGE).read_text(encoding="utf-8")
+    assert len(record["trials"]) == len(gain_parts.TRIALS) == 48
+
+
+def of_rate(lr, scores):
+    cells = [
+        {"method": m, "seed": s, "final": {"test_accuracy": v}, "config": {"optim": {"lr": lr}}}
+        for m, values in scores.items()
+        for s, v in enumerate(values)
+    ]
+    return {"cells": cells}
+
+
+def test_rates_are_paired_by_the_seeds_that_both_have(tmp_path, capsys):
+    usual = of_rate(0.1, {"mpd-gain": [0.5, 0.6, 0.9], "mpd-agl": [0.4, 0.4, 0.1], "lsg": [0.3]})
+    other = of_rate(0.2, {"mpd-gain": [0.5, 0.7], "mpd-agl": [0.45, 0.55]})
+    made = evidence_rates.lines(usual, other)
+    assert made[0] == "| method | seeds | rate 0.1 | rate 0.2 | at 0.2 minus at 0.1 |"
+    assert made[2].startswith("| mpd-gain (ours) | 2 | 55.00 ± 7.07 | 60.00 ± 14.14 | +5.00 [")
+    assert "LSG" not in "".join(made)
+    table = dict(row.strip("| ").split(" | ") for row in made[-4:])
+    assert table["ours minus MPD-AGL, both at 0.1"].startswith("+15.00 [")
+    assert table["ours at 0.1 minus MPD-AGL at 0.2"].startswith("+5.00 [")
+    assert table["ours at 0.2 minus MPD-AGL at 0.1"].startswith("+20.00 [")
+    with pytest.raises(InputError, match="mpd-agl has no runs at both rates, 0.1 and 0.2"):
+        evidence_rates.lines(usual, of_rate(0.2, {"mpd-gain": [0.5]}))
+    with pytest.raises(InputError, match=r"have the rates \[0.1, 0.2\]"):
+        evidence_rates.rate_of({"cells": usual["cells"] + other["cells"]})
+    assert evidence_rates.main(["--records", str(tmp_path)]) == 2
+    assert "no pair of records with two rates" in capsys.readouterr().err
+
+
+def test_the_rates_on_the_page_are_the_records():
+    root = Path(__file__).parents[2]
+    page = (root / evidence_rates.PAGE).read_text(encoding="utf-8")
+    for pair in evidence_rates.PAIRS:
+        files = (root / evidence_rates.RECORDS / f"{name}.json" for name in (pair.usual, pair.other))
+        assert "\n".join(evidence_rates.lines(*(json.loads(f.read_text()) for f in files))) in page
 
 
 def test_the_glance_is_of_the_records_that_are_kept():
