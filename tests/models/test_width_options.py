@@ -25,9 +25,9 @@ def test_a_width_that_is_kept_or_learnt_starts_where_asked(method, kappa):
 
 
 def test_a_rule_that_computes_its_width_refuses_one():
-    with pytest.raises(InputError, match=r"MPDWidth computes its width, got kappa=2"):
+    with pytest.raises(InputError, match=r"MPDWidth computes its width and takes none, got kappa=2"):
         blocks(method="mpd-agl", kappa=2.0)
-    with pytest.raises(InputError, match=r"model.kappa: method 'lsg': LSGWidth computes its width"):
+    with pytest.raises(InputError, match=r"model.kappa: method 'lsg': LSGWidth computes its width and takes none"):
         resolve({"method": "lsg", "model": {"kappa": 2.0}})
     assert resolve({"method": "psg", "model": {"kappa": 2.0}}).model.kappa == 2
 
@@ -60,7 +60,11 @@ def test_behind_a_state_the_whole_leak_sum_has_its_limit():
     ("method", "option", "words"),
     [
         ("stbp-tdbn", {"leak": "full"}, "FixedWidth reads no moments of the potential, got leak='full'. Leave it out."),
-        ("slope-schedule", {"kappa": 0.5}, r"ScheduledWidth computes its width, got kappa=0.5. Leave it out."),
+        (
+            "slope-schedule",
+            {"kappa": 0.5},
+            r"ScheduledWidth computes its width and takes none, got kappa=0.5. Leave kappa out.",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(method, option, words):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from mpd_agl.paper.reproduce import (
     gather,
     numbers,
     progress,
+    set_by_hand,
     show,
     summary,
     train,
@@ -102,14 +104,52 @@ def test_a_part_is_shown_and_told(by_hand, tmp_path):
     ("only", "words"),
     [
         ({"facto": "x"}, "unknown condition of --only for stress 'facto'. Did you mean 'factor'"),
-        ({"factor": "treshold"}, "unknown factor of stress 'treshold'"),
-        ({"seed": "3"}, "unknown seed of stress '3'"),
-        ({"factor": "depth", "value": "0.1"}, "leaves nothing of stress"),
+        ({"factor": "treshold"}, "unknown factor of stress at scale cpu 'treshold'"),
+        ({"seed": "3"}, "unknown seed of stress at scale cpu '3'"),
+        ({"factor": "depth", "value": "0.1"}, "unknown value of stress at scale cpu, factor=depth '0.1'"),
     ],
 )
 def test_slices_that_do_not_exist_are_refused(only, words):
     with pytest.raises(InputError, match=words):
         ask(**only)
+
+
+def test_runs_of_another_number_of_threads_are_told(by_hand, tmp_path):
+    def asked(**changes):
+        only = {"factor": ("threshold",), "value": ("0.5",), "data": ("digits",)}
+        found = {"study": get_study("stress"), "scale": "cpu", "seeds": 1, "methods": ("mpd-agl",)}
+        return Request(**found, only=only, changes={f"train.{k}": v for k, v in changes.items()})
+
+    pool = Pool(tmp_path)
+    train(asked(threads=1), pool, lambda: None, lambda text: None)
+    with pytest.raises(InputError, match=r"1 of those that are missing are there with --train.threads 1: add it\."):
+        gather(asked(threads=2), pool)
+    with pytest.raises(InputError, match=r"Train them by the same command without --draw\."):
+        gather(asked(threads=2, epochs=1), pool)
+    section = show(asked(threads=1), gather(asked(threads=1), pool))
+    assert not [note for note in section.notes if note.startswith("Set for all runs")]
+    train(asked(epochs=1), pool, lambda: None, lambda text: None)
+    assert "Set for all runs: train.epochs 1." in show(asked(epochs=1), gather(asked(epochs=1), pool)).notes
+    assert set_by_hand(replace(asked(), changes={"data.augment": ["crop=4", "flip"]})) == ["data.augment crop=4 flip"]
+
+
+def test_a_threshold_that_was_not_run_has_no_column_on_its_map(by_hand, tmp_path):
+    methods, pool = ("lsg",), Pool(tmp_path)
+    for data, v_th in (("digits", "0.1,4"), ("cifar10", "0.5")):
+        part = ask("ridge", seeds=1, methods=methods, network="resnet19", data=data, v_th=v_th)
+        train(part, pool, lambda: None, lambda text: None)
+    section = show(whole := ask("ridge", seeds=1, methods=methods, network="resnet19"), gather(whole, pool))
+    assert [row[:3] for row in section.table.rows] == [
+        ["ResNet-19", "digits", "0.1"],
+        ["ResNet-19", "digits", "4"],
+        ["ResNet-19", "CIFAR-10", "0.5"],
+    ]
+    maps = [axes for axes in section.panels[0].figure.axes if axes.get_xlabel()]
+    assert [[t.get_text() for t in axes.get_xticklabels()] for axes in maps] == [["0.1", "4"], ["0.5"]]
+
+
+def test_the_smoke_scale_of_stress_calls_no_digits_cifar():
+    assert {v.at["data"] for v in ask(scale="smoke").variants()} == {"digits"}
 
 
 def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
@@ -121,7 +161,9 @@ def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
     assert [row[1] for row in section.details.rows] == ["STBP-tdBN", "MPD-AGL"] * 2
     told = numbers(asked, groups, section)
     at = {"CIFAR-10": {"data": "CIFAR-10"}, "CIFAR-100": {"data": "CIFAR-100"}}
-    assert told["ended_in_nan"] == [{"method": "mpd-agl", "at": a, "seeds": [1]} for a in at.values()]
+    assert told["ended_in_nan"] == [
+        {"method": "mpd-agl", "at": a, "seeds": [1], "accuracy": {"1": 0.5}} for a in at.values()
+    ]
 
 
 def test_weights_to_start_from_are_part_of_a_run(by_hand, tmp_path):

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--methods",
         nargs="+",
+        action="extend",
         metavar="METHOD",
         help="instead of the experiment's own; NAME@OPTION=VALUE sets an option of the model, "
         "stbp-tdbn@kappa=best takes the width that held-out training samples choose",
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only",
         nargs="+",
+        action="extend",
         default=[],
         metavar="KEY=VALUE[,VALUE]",
         help="a slice of the experiment: method=, seed=, or a place of its table (factor=threshold data=digits)",
@@ -68,8 +70,9 @@ def run(argv: list[str]) -> int:
     from mpd_agl.cli.options import parse
     from mpd_agl.errors import unknown_name
 
-    a, rest = parser().parse_known_args(argv)
-    options = parse(rest)
+    fields, others = split_fields(argv)
+    a, rest = parser().parse_known_args(others)
+    options = parse(fields + rest)
     surplus = [f"--{n} does not go with reproduce." for n in (*options.values, *options.flags)]
     if mistakes := options.mistakes + surplus:
         raise InputError(mistakes[0])
@@ -121,6 +124,34 @@ def study_names() -> list[str]:
     return [*(stem.replace("_", "-") for stem in stems), *EVIDENCE]
 
 
+def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The fields of the configuration with their values, and the rest: a value must not be taken for a NAME.
+
+    >>> split_fields(["--list", "--train.threads", "1", "depth", "--data.augment", "crop=4", "flip", "--quiet"])
+    (['--train.threads', '1', '--data.augment', 'crop=4', 'flip'], ['--list', 'depth', '--quiet'])
+    """
+    from mpd_agl.runs.resolve import fields_of
+
+    known, tokens = fields_of(), list(argv)
+    fields: list[str] = []
+    others: list[str] = []
+    while tokens:
+        token = tokens.pop(0)
+        name, has_value, _ = token.partition("=")
+        if not token.startswith("--") or "." not in name:
+            others.append(token)
+            continue
+        fields.append(token)
+        field = known.get(name[2:].replace("-", "_"))
+        takes_many = field is not None and field.annotation == tuple[str, ...]
+        takes_none = field is not None and field.annotation is bool and tokens[:1] not in (["true"], ["false"])
+        while tokens and not tokens[0].startswith("--") and not has_value and not takes_none:
+            fields.append(tokens.pop(0))
+            if not takes_many:
+                break
+    return fields, others
+
+
 def read_only(conditions: list[str]) -> dict[str, tuple[str, ...]]:
     """The slice that `--only` names.
 
@@ -130,8 +161,10 @@ def read_only(conditions: list[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for text in conditions:
         key, _, values = text.partition("=")
-        if not key or not values or key in found:
-            raise InputError(f"--only takes each KEY=VALUE[,VALUE] once, got {text!r}. Example: --only seed=0,1.")
+        if not key or not values:
+            raise InputError(f"--only takes KEY=VALUE[,VALUE], got {text!r}. Example: --only seed=0,1.")
+        if key in found:
+            raise InputError(f"--only takes each key once, got {key} again. Use {key}=VALUE,VALUE.")
         found[key] = tuple(values.split(","))
     return found
 
@@ -139,6 +172,7 @@ def read_only(conditions: list[str]) -> dict[str, tuple[str, ...]]:
 def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
     from mpd_agl.paper.costs import Costs
     from mpd_agl.paper.pool import run_name
+    from mpd_agl.paper.reproduce import other_threads
     from mpd_agl.train.console import duration
 
     costs = Costs(costs_file)
@@ -168,6 +202,8 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     rows.append(row("all", "shared runs once", wanted, left))
     print_table(("name", "what", "runs", "done", "whole, here", "left, here"), rows, range(2, 6))
+    if hint := other_threads([c for r in requests for c in (*r.tuning(), *r.configs())], pool):
+        print(hint)
     print(
         f"Scale {requests[0].scale}. Times are estimates from measured steps on this machine ({costs_file}); "
         "they leave out data preparation and are off by what else the machine does."
@@ -177,7 +213,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
 def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
     from mpd_agl.paper.costs import Costs
-    from mpd_agl.paper.reproduce import check_before_training, gather, progress, show, train, write
+    from mpd_agl.paper.reproduce import check_before_training, gather, other_threads, progress, show, train, write
     from mpd_agl.train.console import build_display
     from mpd_agl.train.observe import Display
     from mpd_agl.train.signals import EXIT_SAVED, Stopped
@@ -194,6 +230,8 @@ def _reproduce(a: Any, requests: "list[Request]", pool: "Pool") -> int:
         costs = None if a.scale == "smoke" else Costs(a.runs_dir / "costs.json")
         for request in requests:
             say(progress(request, pool, costs))
+            if hint := other_threads([*request.tuning(), *request.configs()], pool):
+                say(hint)
     for request in requests:
         if not a.draw:
             try:

