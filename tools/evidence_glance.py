@@ -19,7 +19,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tools.active_page import between
-from tools.evidence_page import FIXED, OURS, PAGE, RECORDS
+from tools.evidence_page import OURS, PAGE, RECORDS
 
 from mpd_agl.errors import InputError
 from mpd_agl.paper import evidence, stress
@@ -38,16 +38,22 @@ NAMES += (
     "stress-cifar10",
     "stress-gamma",
     "stress-decay",
+    "stress-decay-long",
     "stress-more",
 )
 """The records whose places are shown, in the picture's order."""
+MINUS_PAPER = "minus MPD-AGL"
+WIDTH_1 = (label(evidence.FIXED), label("trainable-decay"))
 COLUMNS = {
     "ours minus MPD-AGL": ((label(evidence.PAPER),), OURS),
-    "ours minus a width of 1": ((label(evidence.FIXED), label("trainable-decay")), OURS),
+    "ours minus a width of 1": (WIDTH_1, OURS),
     "ours minus the tuned width": ((label(evidence.TUNED_FIXED),), OURS),
-    "MPD-AGL minus a width of 1": ((label(evidence.PAPER),), FIXED),
+    "MPD-AGL minus a width of 1": (WIDTH_1, MINUS_PAPER),
 }
-"""What is compared: the methods of a record's row, of which the first in the record counts, and its column."""
+"""What is compared: the methods whose row of a record holds the difference, and its column.
+
+A record without the first method may have the second.
+"""
 GAP = re.compile(r"([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\]")
 NEAR = 2.0
 """Points around 0 that the axis shows evenly; beyond them it shows powers of ten."""
@@ -103,10 +109,12 @@ def places_of(record: dict[str, Any]) -> dict[str, Place]:
     found = {}
     for name, group in rows.items():
         gaps: dict[str, tuple[float, float, float]] = {}
-        for row in group:
-            for column, (methods, head) in COLUMNS.items():
-                if row["method"] in methods and (gap := GAP.fullmatch(row[head])):
-                    gaps.setdefault(column, (float(gap[1]), float(gap[2]), float(gap[3])))
+        by_method = {row["method"]: row for row in group}
+        for column, (methods, head) in COLUMNS.items():
+            row = next((by_method[m] for m in methods if m in by_method), {})
+            if gap := GAP.fullmatch(row.get(head, "")):
+                mean, low, high = map(float, gap.groups())
+                gaps[column] = (0 - mean, 0 - high, 0 - low) if head == MINUS_PAPER else (mean, low, high)
         if gaps:
             found[_first_run(record, group[0]) or name] = Place(name, gaps)
     return found
@@ -162,7 +170,7 @@ def _column(axes: Axes, places: list[Place], column: str) -> None:
     axes.axvline(0, color=draw.INK, linewidth=0.8)
     axes.set_xscale("symlog", linthresh=NEAR, linscale=1.0)
     ticks = (-10, -1, 0, 1, 10, 100)
-    axes.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
+    axes.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks], fontsize="xx-small")
     axes.set_xlim(-60, 130)
 
 

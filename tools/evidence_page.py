@@ -52,6 +52,7 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
         rule,
         *table[1:],
         "",
+        *accuracies(record),
         *differences(record),
         *notes,
         "",
@@ -59,6 +60,22 @@ def lines_of(record: dict[str, Any], link: str, picture: str | None) -> list[str
         *textwrap.wrap(command, 112, break_on_hyphens=False, break_long_words=False, subsequent_indent="    "),
         "```",
     ]
+
+
+def accuracies(record: dict[str, Any]) -> list[str]:
+    """Of a stress test the accuracy of each method at each place; the other studies' tables have them already."""
+    if record["study"] != "stress":
+        return []
+    head = record["details"]["head"]
+    rows = [dict(zip(head, row, strict=True)) for row in record["details"]["rows"]]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    places: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        places.setdefault((row["factor"], row["value"], row["data"]), {})[row["method"]] = row["accuracy, last epoch"]
+    shown = [("factor", "value", "data", *methods)]
+    shown += [(*place, *(found.get(m, "") for m in methods)) for place, found in places.items()]
+    table = [f"| {' | '.join(row)} |" for row in shown]
+    return ["Accuracies:", "", table[0], "|---|---|---|" + "---:|" * len(methods), *table[1:], ""]
 
 
 OURS, FIXED, PAPER = "mpd-gain (ours) minus this", "minus STBP-tdBN", "MPD-AGL"

@@ -42,10 +42,12 @@ PAIRS = (
 
 
 def scores(record: dict[str, Any]) -> dict[str, Scores]:
-    """By method and seed the accuracy of the last epoch."""
+    """By method and seed the accuracy of the last epoch; a run that ended in NaN counts as guessing."""
     found: dict[str, Scores] = {}
     for cell in record["cells"]:
         found.setdefault(cell["method"], {})[cell["seed"]] = cell["final"]["test_accuracy"]
+    for lost in record["ended_in_nan"]:
+        found.setdefault(lost["method"], {}).update({int(s): a for s, a in lost["accuracy"].items()})
     return found
 
 
@@ -82,7 +84,7 @@ def lines(usual: dict[str, Any], other: dict[str, Any]) -> list[str]:
         (f"ours at {rates[0]:g} minus MPD-AGL at {rates[1]:g}", first[OURS], second[PAPER]),
         (f"ours at {rates[1]:g} minus MPD-AGL at {rates[0]:g}", second[OURS], first[PAPER]),
     ]
-    shared = second[OURS].keys() & second[PAPER].keys()
+    shared = set.intersection(*(set(found[method]) for found in (first, second) for method in (OURS, PAPER)))
     told = [[name, difference(paired(_only(a, shared), _only(b, shared)))] for name, a, b in gaps]
     return [
         f"| {' | '.join(head)} |",
@@ -107,8 +109,13 @@ def write(records: Path, page: Path) -> list[str]:
         files = [records / f"{name}.json" for name in (pair.usual, pair.other)]
         if not all(file.is_file() for file in files):
             continue
-        with reading(files[1]):
-            text = between(text, pair.place, lines(*(json.loads(f.read_text(encoding="utf-8")) for f in files)), page)
+        found = []
+        for file in files:
+            with reading(file):
+                found.append(json.loads(file.read_text(encoding="utf-8")))
+                rate_of(found[-1])  # what a file lacks is told of this file
+                scores(found[-1])
+        text = between(text, pair.place, lines(*found), page)
         done.append(pair.place)
     if not done:
         raise InputError(f"no pair of records with two rates is in {records}. Name docs/results/evidence.")

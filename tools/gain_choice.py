@@ -29,7 +29,7 @@ from mpd_agl.nn import width
 from mpd_agl.paper import stress
 from mpd_agl.paper.evidence import variant
 from mpd_agl.paper.scales import config_at
-from mpd_agl.records import canonical, read_record, write_atomic
+from mpd_agl.records import canonical, read_record, reading, write_atomic
 from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.resolve import flatten, nest, resolve
 from mpd_agl.runs.training import start
@@ -161,13 +161,35 @@ def folder_of(runs: Path, trial: Trial, seed: int) -> Path:
     return runs / f"{trial.network}-{trial.data}-{trial.name.replace(', ', '-').replace(' ', '-')}-s{seed}"
 
 
+def train(trial: Trial, seed: int, folder: Path, data_dir: str) -> bool:
+    """Train a trial whose run is not there, and write into its folder what it put into the rule; whether it was."""
+    if (folder / "record.json").is_file():
+        return False
+    with trial.constants():
+        start(trial.config(seed, data_dir), folder, Display())
+    write_atomic(folder / "trial.json", canonical(made_with(trial)))
+    return True
+
+
+def made_with(trial: Trial) -> dict[str, Any]:
+    """A trial with the constants of the rule in force: no configuration holds them."""
+    with trial.constants():
+        rule = {"end": mpd.END_SHARE, "growth": mpd.CHAIN_GROWTH, "far": mpd.FAR_OUT, "eq7": mpd.EQ7_SHARE}
+    return {**asdict(trial), "rule": rule}
+
+
 def told(trial: Trial, seed: int, folder: Path) -> dict[str, Any]:
-    """What the record keeps of a run."""
+    """What the record keeps of a run; refuses one of another configuration or of other constants."""
     record = read_record(folder / "record.json")
     if record.final is None:
         raise InputError(f"{folder} is {record.status}. Remove it, and train it again.")
     before, wanted = (flatten(c.model_dump(mode="json")) for c in (resolve(record.config), trial.config(seed, "")))
-    if other := [k for k in wanted if before[k] != wanted[k] and k != "data.data_dir"]:
+    other = [k for k in wanted if before[k] != wanted[k] and k != "data.data_dir"]
+    note = folder / "trial.json"
+    with reading(note):
+        put_in = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+        other += [k for k, v in made_with(trial).items() if put_in.get(k) != v]
+    if other:
         raise InputError(f"{folder} holds another run ({', '.join(other)} differ). Remove it, and train it again.")
     kept = {k: v for k, v in asdict(trial).items() if v is not None and v != {}}
     return {
@@ -198,9 +220,7 @@ def main(argv: list[str] | None = None) -> int:
             raise InputError(f"no trial's name has {a.only!r} in it. Use cnn8, resnet19, plain or far.")
         for trial, seed in () if a.draw else wanted:
             folder = folder_of(a.runs, trial, seed)
-            if not (folder / "record.json").is_file():
-                with trial.constants():
-                    start(trial.config(seed, a.data_dir), folder, Display())
+            if train(trial, seed, folder, a.data_dir):
                 print(json.dumps(told(trial, seed, folder)), flush=True)
         places = ((t, s, folder_of(a.runs, t, s)) for t, seeds in TRIALS for s in seeds)
         rows = [told(t, s, folder) for t, s, folder in places if (folder / "record.json").is_file()]

@@ -18,14 +18,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from tools.active_page import between
-from tools.gain_choice import Trial, folder_of, told
+from tools.evidence_page import SIMD
+from tools.gain_choice import Trial, folder_of, told, train
 
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.paper.evidence import OPTIMIZERS
 from mpd_agl.records import canonical, reading, write_atomic
-from mpd_agl.runs.training import start
-from mpd_agl.train.observe import Display
 
 OUT, PAGE = Path("docs/results/gain-parts.json"), Path("docs/gain.md")
 WHAT = "tools.gain_parts"
@@ -84,7 +83,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         words = zip(own, ("Eq. 7's share", "unit area", "none"), strict=True)
         rows.append([*("ours" if is_own else without for is_own, without in words), *cells])
     commits = sorted({str(t["code"]["commit"])[:9] + "+" * bool(t["code"].get("changed")) for t in record["trials"]})
-    cpus = sorted({t["cpu"] for t in record["trials"]})
+    cpus = sorted({" with ".join(filter(None, (t["cpu"], SIMD.get(t["simd"])))) for t in record["trials"]})
     text = (
         f"Plain networks of {record['depth']} layers on digits, accuracy on held-out training samples in percent: mean "
         f"and standard deviation over seeds {', '.join(map(str, record['seeds']))}. The window is a triangle in all "
@@ -116,9 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         for optimizer, own, seed in () if a.draw else TRIALS:
             trial = trial_of(optimizer, own)
             folder = folder_of(a.runs, trial, seed)
-            if not (folder / "record.json").is_file():
-                with trial.constants():
-                    start(trial.config(seed, ""), folder, Display())
+            if train(trial, seed, folder, ""):
                 print(f"{folder.name}: {100 * told(trial, seed, folder)['held_out_accuracy']:.2f} %", flush=True)
         record = record_of(a.runs)
         with reading(a.page):

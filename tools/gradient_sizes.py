@@ -1,4 +1,4 @@
-"""Measures how large the gradients of ResNet-19's weights are at the first step by each rule, beside MPD-AGL's.
+"""Measures how large the weight gradients of ResNet-19's spiking layers are by each rule before the first step.
 
     python -m tools.gradient_sizes --data-dir DIR [--out docs/results] [--page docs/evidence.md]
     python -m tools.gradient_sizes --draw    # from the record that is there
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -20,8 +21,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from tools.active_page import between
+from tools.evidence_page import SIMD
 
 from mpd_agl.errors import InputError
+from mpd_agl.kernels import native
+from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.paper import table3
 from mpd_agl.paper.descent_measure import Batch, with_rule
@@ -30,6 +34,7 @@ from mpd_agl.paper.scales import config_at
 from mpd_agl.records import canonical, code, hardware, reading, versions, write_atomic
 from mpd_agl.report import draw
 from mpd_agl.runs import build
+from mpd_agl.runs.config import RunConfig
 from mpd_agl.runs.objectives import start_from
 from mpd_agl.train.losses import cross_entropy
 
@@ -52,7 +57,11 @@ def norms(start: str, seed: int, data_dir: str) -> dict[str, dict[str, float]]:
     images = build.build_data(config, "train")
     net = build.network_for(config, images)
     start_from(config, net)
-    batches = _batches(config, images)
+    return sizes(net, config, _batches(config, images))
+
+
+def sizes(net: Network, config: RunConfig, batches: Sequence[Batch]) -> dict[str, dict[str, float]]:
+    """The same for a network and batches; the readout, which has no surrogate, is left out."""
     out = {}
     for rule in RULES:
         other = with_rule(net, config, rule, 1.0, batches[0][0])
@@ -62,13 +71,14 @@ def norms(start: str, seed: int, data_dir: str) -> dict[str, dict[str, float]]:
             cross_entropy(other(x), y).backward()
             for name, block in other.named_modules():
                 if isinstance(block, SpikingBlock):
-                    size = float(block.synapse.weight.grad.norm())
-                    squares[name] = squares.get(name, 0.0) + size**2 / len(batches)
+                    grad = block.synapse.weight.grad
+                    assert grad is not None
+                    squares[name] = squares.get(name, 0.0) + float(grad.norm()) ** 2 / len(batches)
         out[rule] = {name: square**0.5 for name, square in squares.items()}
     return out
 
 
-def _batches(config: Any, images: Any) -> list[Batch]:
+def _batches(config: RunConfig, images: Any) -> list[Batch]:
     train, _ = build.build_loaders(config, images, images)
     taken = []
     with train.epoch(0) as every:
@@ -96,7 +106,7 @@ def record_of(data_dir: str) -> dict[str, Any]:
         "layers": layers,
         "relative": relative,
         "code": code(),
-        "hardware": hardware(),
+        "hardware": {**hardware(), "simd": native.level()},
         "versions": versions(),
     }
 
@@ -142,10 +152,11 @@ def lines(record: dict[str, Any], picture_link: str, record_link: str) -> list[s
     told = ", ".join(f"{low:.1f} to {high:.1f} times those by {name}" for name, (low, high) in pairs.items())
     random = record["relative"]["random"][OURS]
     text = (
-        f"Gradients of ResNet-19's weights before the first step, all rules on the same weights and "
+        f"Weight gradients of ResNet-19's spiking layers before the first step, all rules on the same weights and "
         f"{record['batches']} batches, {len(record['seeds'])} seeds. From random weights on CIFAR-10 our rule's are "
         f"{min(random):.2f} to {max(random):.2f} times MPD-AGL's, by layer. From trained weights on CIFAR-100 "
-        f"those of the first stage are {told}. [Record]({record_link})."
+        f"those of the first stage are {told}. {record['hardware']['cpu']} with {SIMD[record['hardware']['simd']]}. "
+        f"[Record]({record_link})."
     )
     return [
         *textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False),

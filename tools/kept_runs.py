@@ -3,8 +3,9 @@
     python -m tools.kept_runs keep runs/reproduce/pool     # adds them to docs/results/evidence/runs.tar.xz
     python -m tools.kept_runs lay runs/reproduce/pool      # there `mpd-agl reproduce` finds them and trains the rest
 
-Of a run its record, the lines of its epochs and the last line of its monitor are kept, without folders of the machine
-that ran it: enough for every table and figure but `descent`, which looks at checkpoints, so its runs are not kept.
+Of a run its record, the lines of its epochs and the last line of its monitor (to four digits) are kept, without folders
+of the machine that ran it: enough for every table and figure but `descent`, which looks at checkpoints, so its runs are
+not kept. A median width that is drawn from kept runs may differ in its last digit.
 """
 
 import argparse
@@ -120,7 +121,10 @@ def lay(file: Path, pool: Path) -> str:
         write_atomic(folder / MARK, b"# a finished run, laid out by tools/kept_runs.py; settings: record.json\n")
         read_run(folder)
         laid += 1
-    return f"{pool}: {laid} runs laid out, {len(runs) - laid} were there"
+    return (
+        f"{pool}: {laid} runs laid out, {len(runs) - laid} were there. They were made with --train.threads 1, which "
+        "the commands of docs/evidence.md have: with another number `mpd-agl reproduce` looks for other runs."
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,10 +3,10 @@
     python -m tools.time_to_accuracy --steps docs/results/step-t1.json docs/results/step-t2.json [--runs RUN_DIR ...]
 
 The card of the network knows how each of its runs ended. Where the folders of its last runs are given, first to last,
-the figure also shows their epochs. `--steps` are records of `mpd-agl bench train --batch 100 --method mpd-gain
---contenders ours spikingjelly`, one with `--T 1` and one with `--T 2`. Hours are training images times the measured
-step, for both in the same way: what a test pass or a busy machine adds is not in them. Writes docs/results/time.json,
-time.png, and its place in docs/evidence.md.
+the figure also shows their epochs; without them it shows those that the record of before has. `--steps` are records of
+`mpd-agl bench train --batch 100 --method mpd-gain --contenders ours spikingjelly`, one with `--T 1` and one with `--T
+2`. Hours are training images times the measured step, for both in the same way: what a test pass or a busy machine adds
+is not in them. Writes docs/results/time.json, time.png, and its place in docs/evidence.md.
 """
 
 import argparse
@@ -51,8 +51,11 @@ def steps_of(paths: list[Path]) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def parts_of(card: str, runs: list[Path]) -> list[dict[str, Any]]:
-    """All runs behind a network, first to last: T, images, how each ended, and its epochs where its folder is given."""
+def parts_of(card: str, runs: list[Path], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All runs behind a network, first to last: T, images, how each ended, and its epochs.
+
+    Epochs are known where a run's folder is given, or where the record of before has them for the same run.
+    """
     known = pretrained.pretrained_card(card)
     if any("card" in told for told in known.check["before"]):
         raise InputError(f"the runs of {card!r} began with another card's weights. Name a card that began with none.")
@@ -61,7 +64,9 @@ def parts_of(card: str, runs: list[Path]) -> list[dict[str, Any]]:
     for told in (*known.check["before"], known.record):
         epochs = told["config"]["train"]["epochs"]
         part = {"num_steps": told["config"]["model"]["num_steps"], "epochs": epochs, "images": epochs * samples}
-        found.append({**part, "accuracy": told["final"]["test_accuracy"], "by_epoch": None})
+        part |= {"accuracy": told["final"]["test_accuracy"]}
+        same = next((b for b in before if {k: b[k] for k in part} == part), {"by_epoch": None})
+        found.append({**part, "by_epoch": same["by_epoch"]})
     if len(runs) > len(found):
         raise InputError(f"{card!r} has {len(found)} runs, got {len(runs)} folders. Name its last ones.")
     for part, path in zip(reversed(found), reversed(runs), strict=False):
@@ -163,7 +168,11 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--page", type=Path, default=PAGE)
     a = p.parse_args(argv)
     try:
-        parts, steps = parts_of(a.card, a.runs), steps_of(a.steps)
+        kept = a.out / "time.json"
+        with reading(kept):
+            before = json.loads(kept.read_text(encoding="utf-8"))["parts"] if kept.is_file() else []
+            parts = parts_of(a.card, a.runs, before)
+        steps = steps_of(a.steps)
         record = {"what": WHAT, "parts": parts, "steps": steps, "table": table(parts, steps)}
         drawn = picture(parts, steps)
         text = between(a.page.read_text(encoding="utf-8"), "time", lines(record), a.page)

@@ -1,7 +1,9 @@
 """The held-out runs behind mpd-gain's constants: which samples they see, and what they put into the rule."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tools.gain_choice import TRIALS, Trial, folder_of
 
 from mpd_agl import core
 from mpd_agl.core import get_surrogate, mpd
+from mpd_agl.errors import InputError
 from mpd_agl.nn import ChainWidth
 from mpd_agl.nn.moments import Potential
 from tools import gain_choice, gain_parts
@@ -64,6 +67,39 @@ def test_the_rules_own_constants_are_among_the_trials_and_in_the_record():
     faint = {(t["name"], t["seed"]): t["held_out_accuracy"] for t in kept if t["name"].startswith("gamma 0.3")}
     ours = f"gamma 0.3, far {mpd.FAR_OUT:g}"
     assert all(faint[ours, seed] > faint["gamma 0.3, MPD-AGL", seed] + 0.3 for seed in (10, 11))
+
+
+def test_a_run_made_with_other_constants_is_refused(tmp_path, monkeypatch):
+    trial = Trial("a", "cnn8", "digits", share=0.35, height=1.25)
+    record = SimpleNamespace(
+        final={"test_accuracy": 0.5, "train_loss": 1.0},
+        config=trial.config(10, "").model_dump(mode="json"),
+        code={},
+        clock={"started": ""},
+        hardware={"cpu": "", "simd": ""},
+        versions={"torch": ""},
+    )
+    monkeypatch.setattr(gain_choice, "read_record", lambda path: record)
+    monkeypatch.setattr(gain_choice, "start", lambda config, folder, display: folder.mkdir())
+    assert gain_choice.train(trial, 10, tmp_path / "run", "")
+    note = tmp_path / "run" / "trial.json"
+    assert json.loads(note.read_text())["rule"] == {"end": 0.005, "growth": 30.0, "far": 8.0, "eq7": mpd.EQ7_SHARE}
+    for other, named in (
+        (replace(trial, share=0.48), "share"),
+        (replace(trial, height=0), "height"),
+        (replace(trial, end=0.1), "end, rule"),
+    ):
+        with pytest.raises(InputError, match=rf"run holds another run \({named} differ\)"):
+            gain_choice.told(other, 10, tmp_path / "run")
+    assert gain_choice.told(trial, 10, tmp_path / "run")["held_out_accuracy"] == 0.5
+    (tmp_path / "run" / "record.json").write_text("{}")
+    assert not gain_choice.train(trial, 10, tmp_path / "run", "")  # it is there
+    note.write_text('{"share": ')
+    with pytest.raises(InputError, match=r"trial.json are not what was written"):
+        gain_choice.told(trial, 10, tmp_path / "run")
+    note.unlink()
+    with pytest.raises(InputError, match="holds another run"):
+        gain_choice.told(trial, 10, tmp_path / "run")
 
 
 def test_a_part_that_is_left_out_is_that_of_eq_7(tmp_path, capsys):

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mpd_agl.bench import active, active_network, compare
 from mpd_agl.bench.workload import Workload
 from mpd_agl.errors import InputError
+from mpd_agl.nn import SpikingBlock
+from mpd_agl.runs import build
+from mpd_agl.runs.resolve import nest, resolve
+from mpd_agl.train.losses import cross_entropy
 from tests.bench.test_bench import record as comparison
 from tools import (
     active_page,
@@ -244,6 +249,23 @@ def test_the_evidence_page_holds_a_records_table_command_and_commit(tmp_path):
     assert max(map(len, rows)) <= 120
 
 
+def test_a_stress_test_shows_the_accuracies_of_each_place():
+    head = ["factor", "value", "data", "method", "accuracy, last epoch", "best on test"]
+    rows = [
+        ["rate", "0.2", "digits", "MPD-AGL", "90.00 ± 1.00", "91.00"],
+        ["rate", "0.2", "digits", "LSG", "80.00 ± 1.00", "91.00"],
+        ["rate", "0.4", "digits", "LSG", "70.00 ± 1.00", "91.00"],
+    ]
+    record = {"study": "stress", "details": {"head": head, "rows": rows}}
+    assert evidence_page.accuracies(record)[2:-1] == [
+        "| factor | value | data | MPD-AGL | LSG |",
+        "|---|---|---|---:|---:|",
+        "| rate | 0.2 | digits | 90.00 ± 1.00 | 80.00 ± 1.00 |",
+        "| rate | 0.4 | digits |  | 70.00 ± 1.00 |",
+    ]
+    assert evidence_page.accuracies(record | {"study": "depth"}) == []
+
+
 def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
     head = [
         "factor",
@@ -251,7 +273,7 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         "data",
         "method",
         "accuracy, last epoch",
-        "minus STBP-tdBN",
+        "minus MPD-AGL",
         "mpd-gain (ours) minus this",
     ]
 
@@ -259,14 +281,16 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         rows, cells = [], []
         for value, run, ours, paper in values:
             rows.append([factor, value, "digits", "mpd-gain (ours)", "90.00", "", ""])
-            rows.append([factor, value, "digits", "MPD-AGL", "89.00", paper, ours])
+            rows.append([factor, value, "digits", "MPD-AGL", "89.00", "", ours])
+            rows.append([factor, value, "digits", "trainable decay", "89.00", "+7.00 [+6.00, +8.00]", ""])
+            rows.append([factor, value, "digits", "STBP-tdBN", "89.00", paper, ""])
             at = {"factor": factor, "value": value, "data": "digits"}
             cells.append({"method": "mpd-gain", "at": at, "runs": {"0": run, "1": f"{run} too"}})
             cells.append({"method": "mpd-agl", "at": at, "runs": {"0": f"other {run}"}})
         return json.dumps({"study": "stress", "changes": {}, "details": {"head": head, "rows": rows}, "cells": cells})
 
     large = ("large", "-2.00 [-3.00, -1.00]", "+0.10 [-1.00, +1.20]")
-    usual = ("usual", "+1.00 [+0.50, +1.50]", "-1.00 [-1.50, -0.50]")
+    usual = ("usual", "+1.00 [+0.50, +1.50]", "+1.00 [+0.50, +1.60]")
     (tmp_path / "stress.json").write_text(
         record("threshold", [("0.1", "low", "+9.00 [-1.00, +19.00]", ""), ("0.5", *usual)])
     )
@@ -284,6 +308,7 @@ def test_a_glance_counts_a_place_once_and_by_its_interval(tmp_path, capsys):
         "CNN-8, digits, batch size = 400",
     ]
     assert made["places"][2]["gaps"]["ours minus MPD-AGL"] == [-2.0, -3.0, -1.0]
+    assert made["places"][1]["gaps"]["MPD-AGL minus a width of 1"] == [-1.0, -1.6, -0.5]
     assert "ours minus MPD-AGL, ahead at 1 of 3 places, behind at 1" in " ".join(page.read_text().split())
     assert (tmp_path / "glance.png").stat().st_size > 1000
     for file in tmp_path.glob("stress*.json"):
@@ -332,13 +357,32 @@ def test_the_parts_of_the_rule_on_the_page_are_the_records():
     assert len(record["trials"]) == len(gain_parts.TRIALS) == 48
 
 
+def test_the_first_gradients_are_root_mean_squares_over_batches():
+    small = {"model.name": "cnn8", "model.width_mult": 0.0625, "data.name": "mnist5k"}
+    config = resolve(nest(small))
+    torch.manual_seed(0)
+    net = build.build_network(config, in_channels=1, image_size=28, num_classes=10)
+    batches = [(torch.rand(2, 5, 1, 28, 28), torch.randint(10, (5,))) for _ in range(2)]
+    made = gradient_sizes.sizes(net, config, batches)
+    blocks = {n: m for n, m in net.train().named_modules() if isinstance(m, SpikingBlock)}
+    assert list(made["mpd-agl"]) == list(blocks)
+    squares = []
+    for x, y in batches:
+        net.zero_grad()
+        cross_entropy(net(x), y).backward()
+        squares.append([float(block.synapse.weight.grad.square().sum()) for block in blocks.values()])
+    by_hand = [((a + b) / 2) ** 0.5 for a, b in zip(*squares, strict=True)]
+    assert [*made["mpd-agl"].values()] == pytest.approx(by_hand, rel=1e-4)
+    assert [*made["lsg"].values()] != pytest.approx(by_hand, rel=1e-2)  # another rule, other gradients
+
+
 def of_rate(lr, scores):
     cells = [
         {"method": m, "seed": s, "final": {"test_accuracy": v}, "config": {"optim": {"lr": lr}}}
         for m, values in scores.items()
         for s, v in enumerate(values)
     ]
-    return {"cells": cells}
+    return {"cells": cells, "ended_in_nan": []}
 
 
 def test_rates_are_paired_by_the_seeds_that_both_have(tmp_path, capsys):
@@ -352,12 +396,24 @@ def test_rates_are_paired_by_the_seeds_that_both_have(tmp_path, capsys):
     assert table["ours minus MPD-AGL, both at 0.1"].startswith("+15.00 [")
     assert table["ours at 0.1 minus MPD-AGL at 0.2"].startswith("+5.00 [")
     assert table["ours at 0.2 minus MPD-AGL at 0.1"].startswith("+20.00 [")
+    lost = other | {"ended_in_nan": [{"method": "mpd-agl", "at": {}, "seeds": [2], "accuracy": {"2": 0.1}}]}
+    lost["cells"] = [*other["cells"], *of_rate(0.2, {"mpd-gain": [0.5, 0.7, 0.6]})["cells"][2:]]
+    made = evidence_rates.lines(usual, lost)
+    assert made[3].startswith("| MPD-AGL | 3 | 30.00 ± 17.32 | 36.67 ± 23.63 |")  # 45, 55 and a guess
+    assert "| difference, 3 seeds | points |" in made
+    less = of_rate(0.1, {"mpd-gain": [0.5, 0.6], "mpd-agl": [0.4, 0.4]})
+    assert "| difference, 2 seeds | points |" in evidence_rates.lines(less, lost)
     with pytest.raises(InputError, match="mpd-agl has no runs at both rates, 0.1 and 0.2"):
         evidence_rates.lines(usual, of_rate(0.2, {"mpd-gain": [0.5]}))
     with pytest.raises(InputError, match=r"have the rates \[0.1, 0.2\]"):
         evidence_rates.rate_of({"cells": usual["cells"] + other["cells"]})
     assert evidence_rates.main(["--records", str(tmp_path)]) == 2
     assert "no pair of records with two rates" in capsys.readouterr().err
+    (tmp_path / "table3.json").write_text('{"cells": [')
+    (tmp_path / "table3-rate.json").write_text(json.dumps(other))
+    (tmp_path / "page.md").write_text("<!-- rates: begin -->\n<!-- rates: end -->\n")
+    assert evidence_rates.main(["--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 2
+    assert "table3.json are not what was written" in capsys.readouterr().err
 
 
 def test_the_rates_on_the_page_are_the_records():
@@ -498,4 +554,15 @@ def test_time_to_accuracy_answers_bad_input_with_a_sentence_and_writes_nothing(t
     assert not (tmp_path / "time.json").exists()
     assert time_to_accuracy.main([*ask, *steps]) == 0
     assert "| 80 % | " in page.read_text()
-    assert len(json.loads((tmp_path / "time.json").read_text())["parts"]) == 4
+    made = json.loads((tmp_path / "time.json").read_text())
+    assert len(made["parts"]) == 4
+    made["parts"][3]["by_epoch"] = [0.5, 0.6]
+    made["parts"][2] |= {"by_epoch": [0.5], "accuracy": 0.1}  # of another run
+    (tmp_path / "time.json").write_text(json.dumps(made))
+    assert time_to_accuracy.main([*ask, *steps]) == 0
+    whole = (tmp_path / "time.json").read_text()
+    (tmp_path / "time.json").write_text('{"parts": 3}')
+    assert "time.json are not what was written" in answer(*steps)
+    (tmp_path / "time.json").write_text(whole)
+    again = json.loads((tmp_path / "time.json").read_text())["parts"]
+    assert [part["by_epoch"] for part in again] == [None, None, None, [0.5, 0.6]]
