@@ -6,6 +6,7 @@ between ranks are numbers and text: nothing that could run code.
 """
 
 import contextlib
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # its defaults name the group there is when it is imported, and would keep it
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -203,6 +205,7 @@ def connect() -> Iterator[Ranks]:
             yield ranks
     finally:
         if own:
+            gc.collect()  # gloo's threads end with the last reference; one that outlives Python may abort the process
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
 
