@@ -1,10 +1,10 @@
-"""Writes into docs/evidence.md how ResNet-19 does at another learning rate, from the records of `table3`.
+"""Writes into docs/evidence.md how ResNet-19 does at other learning rates, from the records of `table3`.
 
     python -m tools.evidence_rates [--records docs/results/evidence] [-o docs/evidence.md]
 
 A rule that passes larger gradients may be ahead, or behind, only because its steps are larger. So each method stands at
-the protocol's rate and at another one, and our rule at the protocol's rate beside MPD-AGL at the other. Differences are
-paired by the seeds that both sides have.
+the protocol's rate and at others, and the methods are compared at equal rates, each at its best rate, and our rule at
+the protocol's rate with MPD-AGL at the others. Differences are paired by the seeds that all have.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tools.active_page import between
@@ -27,17 +28,16 @@ Scores = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One table of ResNet-19 at two rates: the records' names, and the place in the page."""
+class Place:
+    """ResNet-19 on one data set at several rates: the place in the page, and the records, the protocol's rate first."""
 
-    place: str
-    usual: str
-    other: str
+    name: str
+    records: tuple[str, ...]
 
 
-PAIRS = (
-    Pair("rates", "table3", "table3-rate"),
-    Pair("rates-trained", "table3-cifar100-trained", "table3-cifar100-trained-rate"),
+PLACES = (
+    Place("rates", ("table3", "table3-rate", "table3-rate4", "table3-rate8")),
+    Place("rates-trained", ("table3-cifar100-trained", "table3-cifar100-trained-rate")),
 )
 
 
@@ -63,62 +63,69 @@ def rate_of(record: dict[str, Any]) -> float:
     return rates.pop()
 
 
-def lines(usual: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """A row per method, its accuracies at both rates, over the seeds that both have; then our rule's differences."""
-    rates = rate_of(usual), rate_of(other)
-    first, second = scores(usual), scores(other)
-    methods = [m for m in first if m in second]
+def lines(records: list[dict[str, Any]]) -> list[str]:
+    """The accuracies by method and rate, over the seeds that all have; then the differences."""
+    by_rate = {rate_of(record): scores(record) for record in records}
+    if len(by_rate) < len(records):
+        raise InputError(f"{len(records)} records are of {len(by_rate)} rates. Name one record for each rate.")
+    usual, *others = by_rate
+    first = by_rate[usual]
+    methods = [m for m in first if all(m in found for found in by_rate.values())]
     if missing := [m for m in (OURS, PAPER) if m not in methods]:
-        raise InputError(
-            f"{missing[0]} has no runs at both rates, {rates[0]:g} and {rates[1]:g}. Train what is missing."
-        )
-    rows = []
-    for method in methods:
-        seeds = sorted(first[method].keys() & second[method].keys())
-        both = [points([found[method][s] for s in seeds]) for found in (first, second)]
-        rows.append([label(method), str(len(seeds)), *both, difference(paired(second[method], first[method]))])
-    head = ["method", "seeds", *(f"rate {rate:g}" for rate in rates), f"at {rates[1]:g} minus at {rates[0]:g}"]
-    gaps = [
-        (f"ours minus MPD-AGL, both at {rates[0]:g}", first[OURS], first[PAPER]),
-        (f"ours minus MPD-AGL, both at {rates[1]:g}", second[OURS], second[PAPER]),
-        (f"ours at {rates[0]:g} minus MPD-AGL at {rates[1]:g}", first[OURS], second[PAPER]),
-        (f"ours at {rates[1]:g} minus MPD-AGL at {rates[0]:g}", second[OURS], first[PAPER]),
-    ]
-    shared = set.intersection(*(set(found[method]) for found in (first, second) for method in (OURS, PAPER)))
-    told = [[name, difference(paired(_only(a, shared), _only(b, shared)))] for name, a, b in gaps]
+        rates = ", ".join(f"{rate:g}" for rate in by_rate)
+        raise InputError(f"{missing[0]} has no runs at each of the rates {rates}. Train what is missing.")
+    shared = set.intersection(*(set(found[m]) for found in by_rate.values() for m in methods))
+    if not shared:
+        raise InputError(f"{', '.join(methods)} share no seed at all rates. Train what is missing.")
+    for rate, found in by_rate.items():
+        by_rate[rate] = {m: {s: v for s, v in found[m].items() if s in shared} for m in methods}
+    best = {m: max(by_rate, key=lambda rate, m=m: fmean(by_rate[rate][m].values())) for m in methods}
+    columns = [f"rate {rate:g}" for rate in by_rate]
+    accuracies = [[label(m), *(points([*found[m].values()]) for found in by_rate.values())] for m in methods]
+
+    def gaps(a: str, b: str) -> list[str]:
+        each = [paired(found[a], found[b]) for found in by_rate.values()]
+        return [difference(d) for d in (*each, paired(by_rate[best[a]][a], by_rate[best[b]][b]))]
+
+    rivals = [m for m in methods if m != OURS]
+    told = [[f"ours minus {label(m)}", *gaps(OURS, m)] for m in rivals]
+    told += [[f"{label(PAPER)} minus {label(m)}", *gaps(PAPER, m)] for m in rivals if m != PAPER]
+    crossed = [difference(paired(by_rate[usual][OURS], by_rate[rate][PAPER])) for rate in others]
+    told.append([f"ours at {usual:g} minus {label(PAPER)} at this rate", "", *crossed, ""])
     return [
-        f"| {' | '.join(head)} |",
-        "|---|" + "---:|" * (len(head) - 1),
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *_table([f"accuracy, {len(shared)} seeds", *columns], accuracies),
         "",
-        f"| difference, {len(shared)} seeds | points |",
-        "|---|---:|",
-        *(f"| {' | '.join(row)} |" for row in told),
+        *_table(["difference", *columns, "each at its best rate"], told),
     ]
 
 
-def _only(found: Scores, seeds: Any) -> Scores:
-    return {s: v for s, v in found.items() if s in seeds}
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    rule = "|---|" + "---:|" * (len(head) - 1)
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def write(records: Path, page: Path) -> list[str]:
-    """Fill the places whose two records are there; returns their names."""
-    text = page.read_text(encoding="utf-8")
-    done = []
-    for pair in PAIRS:
-        files = [records / f"{name}.json" for name in (pair.usual, pair.other)]
-        if not all(file.is_file() for file in files):
-            continue
-        found = []
-        for file in files:
+def read(records: Path, place: Place) -> list[dict[str, Any]]:
+    """Those records of a place that are there, where there are two or more, the protocol's rate among them."""
+    found = []
+    for file in (records / f"{name}.json" for name in place.records):
+        if file.is_file():
             with reading(file):
                 found.append(json.loads(file.read_text(encoding="utf-8")))
                 rate_of(found[-1])  # what a file lacks is told of this file
                 scores(found[-1])
-        text = between(text, pair.place, lines(*found), page)
-        done.append(pair.place)
+    return found if len(found) > 1 and (records / f"{place.records[0]}.json").is_file() else []
+
+
+def write(records: Path, page: Path) -> list[str]:
+    """Fill the places that have records of two rates or more; returns their names."""
+    text = page.read_text(encoding="utf-8")
+    done = []
+    for place in PLACES:
+        if found := read(records, place):
+            text = between(text, place.name, lines(found), page)
+            done.append(place.name)
     if not done:
-        raise InputError(f"no pair of records with two rates is in {records}. Name docs/results/evidence.")
+        raise InputError(f"no records of two rates are in {records}. Name docs/results/evidence.")
     write_atomic(page, text.encode())
     return done
 

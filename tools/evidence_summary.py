@@ -1,9 +1,10 @@
-"""Writes the short table of the evidence into README.md and docs/evidence.md from the records of docs/evidence.md.
+"""Writes the short tables of the evidence into README.md and docs/evidence.md from the records of docs/evidence.md.
 
     python -m tools.evidence_summary [--records docs/results/evidence]
 
 A row is one place of the page, or the worst place over the values of a factor. Which rows there are is decided here, by
-hand, so that places without a difference stand beside those with one. A row without a record yet is left out.
+hand, so that places without a difference stand beside those with one. README has those rows that say what to take. A
+row without a record yet is left out.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from mpd_agl.paper import evidence
 from mpd_agl.paper.study import label
 from mpd_agl.records import reading, write_atomic
 
-PAGES = (Path("README.md"), PAGE)
+README = Path("README.md")
 ACCURACY, GAIN = "accuracy, last epoch", "ours minus MPD-AGL"
 
 
@@ -38,6 +39,8 @@ class Row:
     """The lowest mean over all places; without a difference, since methods have their lowest at different places."""
     width_1: str = evidence.FIXED
     """The method with a width of 1."""
+    take: str = ""
+    """What a user at this place should take; such a row stands in README too."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -46,25 +49,47 @@ class Row:
         return dict(zip(("width 1", "tuned width", "MPD-AGL", "ours"), map(label, methods), strict=True))
 
 
+SCALES = "`mpd-agl`, `mpd-gain`, or tune the width"
 ROWS = (
-    Row("plain, 8 layers, digits, SGD", "depth", {"data": "digits", "optimizer": "SGD", "layers": "8"}),
-    Row("plain, 24 layers, digits, SGD", "depth", {"data": "digits", "optimizer": "SGD", "layers": "24"}),
-    Row("plain, 24 layers, digits, Adam", "depth", {"data": "digits", "optimizer": "Adam", "layers": "24"}),
-    Row("plain, 24 layers, CIFAR-10, SGD", "depth-cifar10-24", {"optimizer": "SGD"}),
+    Row(
+        "plain, 8 layers, digits, SGD",
+        "depth",
+        {"data": "digits", "optimizer": "SGD", "layers": "8"},
+        take="a width of 1 will do",
+    ),
+    Row(
+        "plain, 24 layers, digits, SGD",
+        "depth",
+        {"data": "digits", "optimizer": "SGD", "layers": "24"},
+        take="`mpd-gain`",
+    ),
+    Row(
+        "plain, 24 layers, digits, Adam",
+        "depth",
+        {"data": "digits", "optimizer": "Adam", "layers": "24"},
+        take="`mpd-gain`",
+    ),
+    Row("plain, 24 layers, CIFAR-10, SGD", "depth-cifar10-24", {"optimizer": "SGD"}, take="`mpd-gain`"),
     Row("plain, 24 layers, CIFAR-10, Adam", "depth-cifar10-24", {"optimizer": "Adam"}),
     Row("CNN-8, digits", "stress-gamma", {"factor": "gamma", "value": "1"}),
-    Row("CNN-8, digits, gamma from 0.3", "stress-gamma", {"factor": "gamma", "value": "0.3"}),
+    Row("CNN-8, digits, gamma from 0.3", "stress-gamma", {"factor": "gamma", "value": "0.3"}, take="`mpd-gain`"),
     Row("CNN-8, digits, rate / 4", "stress-more", {"factor": "rate", "value": "0.0125"}),
-    Row("CNN-8, digits, worst of v_th 0.1 to 4", "stress", worst=True),
+    Row("CNN-8, digits, worst of v_th 0.1 to 4", "stress", worst=True, take=SCALES),
     Row("CNN-8, CIFAR-10", "stress-cifar10", {"value": "0.5"}),
-    Row("CNN-8, CIFAR-10, worst of v_th 0.1 to 4", "stress-cifar10", worst=True),
-    Row("ResNet-19, digits, v_th = 0.1", "stress-resnet19", {"value": "0.1"}),
+    Row("CNN-8, CIFAR-10, worst of v_th 0.1 to 4", "stress-cifar10", worst=True, take=SCALES),
+    Row("ResNet-19, digits, v_th = 0.1", "stress-resnet19", {"value": "0.1"}, take=SCALES),
     Row("ResNet-19, digits, v_th = 4", "stress-resnet19", {"value": "4"}),
-    Row("ResNet-19, CIFAR-10, SGD", "table3"),
+    Row("ResNet-19, CIFAR-10, SGD", "table3", take="`mpd-gain`"),
     Row("ResNet-19, CIFAR-10, SGD, rate x 2", "table3-rate"),
-    Row("ResNet-19, CIFAR-10, Adam", "table3-adam"),
+    Row("ResNet-19, CIFAR-10, SGD, rate x 4", "table3-rate4"),
+    Row("ResNet-19, CIFAR-10, Adam", "table3-adam", take="any: no difference is shown"),
     Row("ResNet-19, CIFAR-100", "table3-cifar100"),
-    Row("ResNet-19, CIFAR-100, trained start", "table3-cifar100-trained", width_1="trainable-decay"),
+    Row(
+        "ResNet-19, CIFAR-100, trained start",
+        "table3-cifar100-trained",
+        width_1="trainable-decay",
+        take="`mpd-agl`, or a width of 1",
+    ),
     Row("the same, rate / 4", "table3-cifar100-trained-rate", width_1="trainable-decay"),
 )
 
@@ -108,33 +133,32 @@ def seeds(row: Row, record: dict[str, Any]) -> str:
     return str(counts[0])
 
 
-def lines(records: Path) -> list[str]:
-    """The table."""
+def lines(records: Path, *, readme: bool = False) -> list[str]:
+    """The table; README's has fewer rows, and what to take in place of seeds and difference."""
     rows = []
     for row in ROWS:
         file = records / f"{row.record}.json"
-        if file.is_file():
+        if file.is_file() and (row.take or not readme):
             with reading(file):
-                rows.append([row.name, *row_cells(row, json.loads(file.read_text(encoding="utf-8")))])
+                seeds, *accuracies, gap = row_cells(row, json.loads(file.read_text(encoding="utf-8")))
+            rows.append([row.name, *accuracies, row.take] if readme else [row.name, seeds, *accuracies, gap])
     if not rows:
         raise InputError(f"no record of {records} is in the table. Name docs/results/evidence.")
-    head = ["test accuracy, %", "seeds", *ROWS[0].columns, GAIN]
-    return [
-        f"| {' | '.join(head)} |",
-        "|---|" + "---:|" * (len(head) - 1),
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
+    head = ["test accuracy, %", *([] if readme else ["seeds"]), *ROWS[0].columns, "take" if readme else GAIN]
+    rule = "|---|" + "---:|" * (len(head) - 2) + ("---|" if readme else "---:|")
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the table into its pages."""
+    """Write the tables into their pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--readme", type=Path, default=README)
     args = parser.parse_args(argv)
     try:
-        made = lines(args.records)
-        texts = {page: between(page.read_text(encoding="utf-8"), "summary", made, page) for page in args.pages}
+        made = {args.page: lines(args.records), args.readme: lines(args.records, readme=True)}
+        texts = {page: between(page.read_text(encoding="utf-8"), "summary", made[page], page) for page in made}
         for page, text in texts.items():
             write_atomic(page, text.encode())
     except InputError as error:
@@ -143,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"evidence_summary: {error.filename}: {error.strerror}. Name another file.", file=sys.stderr)
         return 2
-    print(f"{len(made) - 2} rows in {', '.join(map(str, args.pages))}")
+    print(", ".join(f"{len(table) - 2} rows in {page}" for page, table in made.items()))
     return 0
 
 

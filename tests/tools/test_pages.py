@@ -385,43 +385,56 @@ def of_rate(lr, scores):
     return {"cells": cells, "ended_in_nan": []}
 
 
-def test_rates_are_paired_by_the_seeds_that_both_have(tmp_path, capsys):
+def test_rates_are_compared_at_equal_ones_and_each_method_at_its_best(tmp_path, capsys):
     usual = of_rate(0.1, {"mpd-gain": [0.5, 0.6, 0.9], "mpd-agl": [0.4, 0.4, 0.1], "lsg": [0.3]})
     other = of_rate(0.2, {"mpd-gain": [0.5, 0.7], "mpd-agl": [0.45, 0.55]})
-    made = evidence_rates.lines(usual, other)
-    assert made[0] == "| method | seeds | rate 0.1 | rate 0.2 | at 0.2 minus at 0.1 |"
-    assert made[2].startswith("| mpd-gain (ours) | 2 | 55.00 ± 7.07 | 60.00 ± 14.14 | +5.00 [")
+    made = evidence_rates.lines([usual, other])
+    assert made[0] == "| accuracy, 2 seeds | rate 0.1 | rate 0.2 |"
+    assert made[2:4] == [
+        "| mpd-gain (ours) | 55.00 ± 7.07 | 60.00 ± 14.14 |",
+        "| MPD-AGL | 40.00 ± 0.00 | 50.00 ± 7.07 |",
+    ]
     assert "LSG" not in "".join(made)
-    table = dict(row.strip("| ").split(" | ") for row in made[-4:])
-    assert table["ours minus MPD-AGL, both at 0.1"].startswith("+15.00 [")
-    assert table["ours at 0.1 minus MPD-AGL at 0.2"].startswith("+5.00 [")
-    assert table["ours at 0.2 minus MPD-AGL at 0.1"].startswith("+20.00 [")
+    assert made[5] == "| difference | rate 0.1 | rate 0.2 | each at its best rate |"
+    cells = made[7].strip("| ").split(" | ")
+    assert [c.split(" [")[0] for c in cells] == ["ours minus MPD-AGL", "+15.00", "+10.00", "+10.00"]
+    assert made[8].startswith("| ours at 0.1 minus MPD-AGL at this rate |  | +5.00 [")
+    third = of_rate(0.4, {"mpd-gain": [0.2, 0.2], "mpd-agl": [0.3, 0.2]})  # best at 0.2 and 0.2 as before
+    cells = evidence_rates.lines([usual, other, third])[7].strip("| ").split(" | ")
+    assert [c.split(" [")[0] for c in cells][1:] == ["+15.00", "+10.00", "-5.00", "+10.00"]
+    third = of_rate(0.4, {"mpd-gain": [0.2, 0.2], "mpd-agl": [0.7, 0.6]})  # MPD-AGL's best is another than ours
+    cells = evidence_rates.lines([usual, other, third])[7].strip("| ").split(" | ")
+    assert [c.split(" [")[0] for c in cells][1:] == ["+15.00", "+10.00", "-45.00", "-5.00"]
     lost = other | {"ended_in_nan": [{"method": "mpd-agl", "at": {}, "seeds": [2], "accuracy": {"2": 0.1}}]}
     lost["cells"] = [*other["cells"], *of_rate(0.2, {"mpd-gain": [0.5, 0.7, 0.6]})["cells"][2:]]
-    made = evidence_rates.lines(usual, lost)
-    assert made[3].startswith("| MPD-AGL | 3 | 30.00 ± 17.32 | 36.67 ± 23.63 |")  # 45, 55 and a guess
-    assert "| difference, 3 seeds | points |" in made
-    less = of_rate(0.1, {"mpd-gain": [0.5, 0.6], "mpd-agl": [0.4, 0.4]})
-    assert "| difference, 2 seeds | points |" in evidence_rates.lines(less, lost)
-    with pytest.raises(InputError, match="mpd-agl has no runs at both rates, 0.1 and 0.2"):
-        evidence_rates.lines(usual, of_rate(0.2, {"mpd-gain": [0.5]}))
+    made = evidence_rates.lines([usual, lost])
+    assert made[0].startswith("| accuracy, 3 seeds |")
+    assert made[3] == "| MPD-AGL | 30.00 ± 17.32 | 36.67 ± 23.63 |"  # 45, 55 and a guess
+    with pytest.raises(InputError, match="mpd-agl has no runs at each of the rates 0.1, 0.2"):
+        evidence_rates.lines([usual, of_rate(0.2, {"mpd-gain": [0.5]})])
+    with pytest.raises(InputError, match="2 records are of 1 rates"):
+        evidence_rates.lines([usual, usual])
+    with pytest.raises(InputError, match="mpd-gain, mpd-agl share no seed at all rates"):
+        evidence_rates.lines([usual, of_rate(0.2, {"mpd-gain": [0.5], "mpd-agl": []}) | {"ended_in_nan": [
+            {"method": "mpd-agl", "at": {}, "seeds": [2], "accuracy": {"2": 0.1}}]}])  # fmt: skip
     with pytest.raises(InputError, match=r"have the rates \[0.1, 0.2\]"):
         evidence_rates.rate_of({"cells": usual["cells"] + other["cells"]})
     assert evidence_rates.main(["--records", str(tmp_path)]) == 2
-    assert "no pair of records with two rates" in capsys.readouterr().err
-    (tmp_path / "table3.json").write_text('{"cells": [')
-    (tmp_path / "table3-rate.json").write_text(json.dumps(other))
     (tmp_path / "page.md").write_text("<!-- rates: begin -->\n<!-- rates: end -->\n")
-    assert evidence_rates.main(["--records", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 2
+    given = ["--records", str(tmp_path), "-o", str(tmp_path / "page.md")]
+    (tmp_path / "table3-rate.json").write_text(json.dumps(other))
+    assert evidence_rates.main(given) == 2
+    assert "no records of two rates" in capsys.readouterr().err
+    (tmp_path / "table3.json").write_text('{"cells": [')
+    assert evidence_rates.main(given) == 2
     assert "table3.json are not what was written" in capsys.readouterr().err
 
 
 def test_the_rates_on_the_page_are_the_records():
     root = Path(__file__).parents[2]
     page = (root / evidence_rates.PAGE).read_text(encoding="utf-8")
-    for pair in evidence_rates.PAIRS:
-        files = (root / evidence_rates.RECORDS / f"{name}.json" for name in (pair.usual, pair.other))
-        assert "\n".join(evidence_rates.lines(*(json.loads(f.read_text()) for f in files))) in page
+    for place in evidence_rates.PLACES:
+        assert "\n".join(evidence_rates.lines(evidence_rates.read(root / evidence_rates.RECORDS, place))) in page
 
 
 def test_the_glance_is_of_the_records_that_are_kept():
@@ -435,9 +448,9 @@ def test_the_glance_is_of_the_records_that_are_kept():
 
 def test_the_short_table_is_of_the_records_that_are_kept():
     root = Path(__file__).parents[2]
-    lines = evidence_summary.lines(root / evidence_summary.RECORDS)
-    for name in ("README.md", "docs/evidence.md"):
-        assert "\n".join(lines) in (root / name).read_text(encoding="utf-8")
+    for name, readme in (("README.md", True), ("docs/evidence.md", False)):
+        made = evidence_summary.lines(root / evidence_summary.RECORDS, readme=readme)
+        assert "\n".join(made) in (root / name).read_text(encoding="utf-8")
 
 
 def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, monkeypatch, capsys):
@@ -454,17 +467,23 @@ def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, mon
     def told(*found, details=rows, runs=cells):
         record.write_text(json.dumps({"details": {"head": head, "rows": details}, "cells": runs}))
         monkeypatch.setattr(evidence_summary, "ROWS", found)
-        code = evidence_summary.main(["--records", str(tmp_path), "--pages", str(tmp_path / "page.md")])
-        return code, capsys.readouterr().err
+        pages = ["--page", str(tmp_path / "page.md"), "--readme", str(tmp_path / "readme.md")]
+        return evidence_summary.main(["--records", str(tmp_path), *pages]), capsys.readouterr().err
 
-    low, worst = row("low", "stress", {"value": "0.1"}), row("worst", "stress", worst=True)
-    (tmp_path / "page.md").write_text("<!-- summary: begin -->\n<!-- summary: end -->\n")
+    low, worst = row("low", "stress", {"value": "0.1"}, take="ours"), row("worst", "stress", worst=True)
+    for page in ("page.md", "readme.md"):
+        (tmp_path / page).write_text("<!-- summary: begin -->\n<!-- summary: end -->\n")
     assert told(low, row("high", "stress", {"value": "4"}), worst, row("none", "absent")) == (0, "")
     made = (tmp_path / "page.md").read_text()
     assert made.splitlines()[3:-1] == [
         "| low | 2 |  |  | 95.00 ± 0.10 | 96.10 ± 0.40 | **+1.10 [+0.10, +2.10]** |",
         "| high | 2 |  |  | 10.00 ± 0.10 | 9.50 ± 0.40 | -0.50 [-1.10, +0.10] |",
         "| worst | 2 |  |  | 10.00 | 9.50 |  |",
+    ]
+    assert (tmp_path / "readme.md").read_text().splitlines()[1:-1] == [
+        "| test accuracy, % | width 1 | tuned width | MPD-AGL | ours | take |",
+        "|---|---:|---:|---:|---:|---|",
+        "| low |  |  | 95.00 ± 0.10 | 96.10 ± 0.40 | ours |",
     ]
     one_run = [{"method": "mpd-gain", "at": {}, "seed": 0}]  # as Table 3 has them
     for code, error in (
