@@ -143,6 +143,7 @@ def test_what_does_not_fit_is_a_sentence():
         r"v_th must be one value": {"v_th": torch.rand(2, 4)},
         r"kept_0 must have the shape of one timestep, \(2, 4\)": {"kept_0": torch.zeros(4)},
         r"gain_T must hold one factor per timestep": {"gain_T": torch.ones(1)},
+        r"gain_T multiplies the surrogate's height, got fire=": {"gain_T": torch.ones(3), "fire": lambda u, k, t: u},
         r"unknown reset 'none'": {"reset": "none"},
     }.items():
         with pytest.raises(InputError, match=match):

@@ -265,6 +265,14 @@ def test_networks_know_their_chains_and_set_chain_sets_them():
         set_chain(plain, 0)
 
 
+@pytest.mark.parametrize("given", [{"method": "mpd-gain"}, {"gain": 2.0}])
+def test_a_noisy_neuron_refuses_a_gain(given):
+    i_TN = torch.randn(2, 8, requires_grad=True)
+    with pytest.raises(InputError, match="got noise=0.1 beside one of them. Use noise=0"):
+        LIF(noise=0.1, **given)(i_TN)
+    assert LIF(noise=0.1, **given).eval()(i_TN).shape == (2, 8)  # without noise in evaluation
+
+
 def test_a_foreign_neuron_refuses_a_gain():
     class Foreign(torch.nn.Module):
         tau, v_th = 0.2, 0.5

@@ -61,6 +61,8 @@ def lif(
         raise InputError(f"kappa_T must hold one width per timestep, ({shape[0]},), got {tuple(kappa_T.shape)}.")
     if gain_T is not None and gain_T.shape != shape[:1]:
         raise InputError(f"gain_T must hold one factor per timestep, ({shape[0]},), got {tuple(gain_T.shape)}.")
+    if gain_T is not None and fire is not None:
+        raise InputError("gain_T multiplies the surrogate's height, got fire= as well, which has its own. Use one.")
     if kept_0 is not None and kept_0.shape != shape[1:]:
         raise InputError(f"kept_0 must have the shape of one timestep, {tuple(shape[1:])}, got {tuple(kept_0.shape)}.")
     if reset not in RESETS:

@@ -11,7 +11,7 @@ class BoundedSize:
     """The two ends of one pass through a block: `begin` on what goes in, `end` on what comes out.
 
     `layers` is the length of the chain that the block lies on. `replicas`: processes that share the batch share the
-    gradient's size too.
+    gradient's size too. Both ends stay outside of what `torch.compile` traces, which leaves hooks out without a word.
     """
 
     def __init__(self, layers: float, replicas: Replicas | None = None) -> None:
@@ -19,6 +19,7 @@ class BoundedSize:
         self.moments: list[Tensor] = []  # count, sum and sum of squares of what went in and what came out
         self.received: Tensor | None = None  # the squared norm of the gradient of what came out
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(self, s_in: Tensor) -> Tensor:
         """What goes in; on the way back, its gradient is made smaller if it has grown too much."""
         self._look(s_in)
@@ -26,6 +27,7 @@ class BoundedSize:
         mine.register_hook(self._pass_down)  # type: ignore[no-untyped-call]
         return mine
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(self, s_out: Tensor) -> Tensor:
         """What comes out; on the way back, the size of its gradient is noted."""
         self._look(s_out)

@@ -471,6 +471,11 @@ class Neuron(nn.Module):
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
         options = {k: v for k, v in self.call_options(kappa_T.shape[0], gain_T).items() if k != "backend"}
+        if self.is_noisy and "gain_T" in options:
+            raise InputError(
+                "noise mixes soft spikes in, whose height neither a rule nor gain= sets, "
+                f"got noise={self.noise} beside one of them. Use noise=0, or a method other than mpd-gain and gain=1."
+            )
         s_TNC, v_TNC, kept_NC = lif(
             i_TNC,
             self.tau,
