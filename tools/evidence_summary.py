@@ -49,7 +49,7 @@ class Row:
         return dict(zip(("width 1", "tuned width", "MPD-AGL", "ours"), map(label, methods), strict=True))
 
 
-SCALES = "`mpd-agl`, `mpd-gain`, or tune the width"
+SCALES = "`mpd-agl`, `mpd-gain`"
 ROWS = (
     Row(
         "plain, 8 layers, digits, SGD",
@@ -74,7 +74,7 @@ ROWS = (
     Row("CNN-8, digits", "stress-gamma", {"factor": "gamma", "value": "1"}),
     Row("CNN-8, digits, gamma from 0.3", "stress-gamma", {"factor": "gamma", "value": "0.3"}, take="`mpd-gain`"),
     Row("CNN-8, digits, rate / 4", "stress-more", {"factor": "rate", "value": "0.0125"}),
-    Row("CNN-8, digits, worst of v_th 0.1 to 4", "stress", worst=True, take=SCALES),
+    Row("CNN-8, digits, worst of v_th 0.1 to 4", "stress", worst=True, take=f"{SCALES}, or tune the width"),
     Row("CNN-8, CIFAR-10", "stress-cifar10", {"value": "0.5"}),
     Row("CNN-8, CIFAR-10, worst of v_th 0.1 to 4", "stress-cifar10", worst=True, take=SCALES),
     Row("ResNet-19, digits, v_th = 0.1", "stress-resnet19", {"value": "0.1"}, take=SCALES),
@@ -121,10 +121,10 @@ def row_cells(row: Row, record: dict[str, Any]) -> list[str]:
 def seeds(row: Row, record: dict[str, Any]) -> str:
     """How many seeds the shown methods have, everywhere in the record; refuses where they differ."""
     found: dict[tuple[str, str], set[str]] = {}
-    for cell in record["cells"]:  # of a place with its seeds, or of one run
+    for cell in [*record["cells"], *record.get("ended_in_nan", [])]:  # of a place with its seeds, or of one run
         if label(cell["method"]) in row.columns.values():
             place = found.setdefault((cell["method"], str(cell["at"])), set())
-            place.update(cell["accuracy"] if "accuracy" in cell else [str(cell["seed"])])
+            place.update(map(str, cell["accuracy"] if "accuracy" in cell else [cell["seed"]]))
     counts = sorted({len(each) for each in found.values()})
     if len(counts) != 1:
         raise InputError(

@@ -464,8 +464,9 @@ def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, mon
     both, row, record = ("mpd-gain", "mpd-agl"), evidence_summary.Row, tmp_path / "stress.json"
     cells = [{"method": m, "at": {"value": v}, "accuracy": {"0": 0.9, "1": 0.9}} for m in both for v in ("0.1", "4")]
 
-    def told(*found, details=rows, runs=cells):
-        record.write_text(json.dumps({"details": {"head": head, "rows": details}, "cells": runs}))
+    def told(*found, details=rows, runs=cells, lost=()):
+        made = {"details": {"head": head, "rows": details}, "cells": runs, "ended_in_nan": list(lost)}
+        record.write_text(json.dumps(made))
         monkeypatch.setattr(evidence_summary, "ROWS", found)
         pages = ["--page", str(tmp_path / "page.md"), "--readme", str(tmp_path / "readme.md")]
         return evidence_summary.main(["--records", str(tmp_path), *pages]), capsys.readouterr().err
@@ -485,12 +486,17 @@ def test_a_row_of_the_short_table_is_one_place_or_the_worst_of_all(tmp_path, mon
         "|---|---:|---:|---:|---:|---|",
         "| low |  |  | 95.00 ± 0.10 | 96.10 ± 0.40 | ours |",
     ]
-    one_run = [{"method": "mpd-gain", "at": {}, "seed": 0}]  # as Table 3 has them
+    runs = [{"method": m, "at": {"value": "0.1"}, "seed": s} for m in both for s in (0, 1)]  # as Table 3 has them
+    guessed = {"method": "mpd-agl", "at": {"value": "0.1"}, "seeds": [1], "accuracy": {"1": 0.1}}  # ended in NaN
+    assert told(low, runs=runs[:-1], lost=[guessed]) == (0, "")
+    made = (tmp_path / "page.md").read_text()
+    one_run = [{"method": "mpd-gain", "at": {}, "seed": 0}]
     for code, error in (
         told(row("two", "stress")),
         told(row("nowhere", "stress", {"value": "7"})),
         told(worst, details=rows[:3]),
         told(low, runs=cells + one_run),
+        told(low, runs=runs[:-1]),
     ):
         assert code == 2
         assert "one place for each method" in error or "[1, 2] seeds" in error
