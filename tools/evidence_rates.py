@@ -43,6 +43,8 @@ PLACES = (
 
 def scores(record: dict[str, Any]) -> dict[str, Scores]:
     """By method and seed the accuracy of the last epoch; a run that ended in NaN counts as guessing."""
+    if len(places := {str(cell["at"]) for cell in [*record["cells"], *record["ended_in_nan"]]}) > 1:
+        raise InputError(f"the runs of a record are of {len(places)} places. Name a record of one data set.")
     found: dict[str, Scores] = {}
     for cell in record["cells"]:
         found.setdefault(cell["method"], {})[cell["seed"]] = cell["final"]["test_accuracy"]

@@ -378,7 +378,7 @@ def test_the_first_gradients_are_root_mean_squares_over_batches():
 
 def of_rate(lr, scores):
     cells = [
-        {"method": m, "seed": s, "final": {"test_accuracy": v}, "config": {"optim": {"lr": lr}}}
+        {"method": m, "at": {}, "seed": s, "final": {"test_accuracy": v}, "config": {"optim": {"lr": lr}}}
         for m, values in scores.items()
         for s, v in enumerate(values)
     ]
@@ -412,6 +412,8 @@ def test_rates_are_compared_at_equal_ones_and_each_method_at_its_best(tmp_path, 
     assert made[3] == "| MPD-AGL | 30.00 ± 17.32 | 36.67 ± 23.63 |"  # 45, 55 and a guess
     with pytest.raises(InputError, match="mpd-agl has no runs at each of the rates 0.1, 0.2"):
         evidence_rates.lines([usual, of_rate(0.2, {"mpd-gain": [0.5]})])
+    with pytest.raises(InputError, match="of 2 places"):
+        evidence_rates.scores({"cells": [*usual["cells"], {"at": {"data": "x"}}], "ended_in_nan": []})
     with pytest.raises(InputError, match="2 records are of 1 rates"):
         evidence_rates.lines([usual, usual])
     with pytest.raises(InputError, match="mpd-gain, mpd-agl share no seed at all rates"):
