@@ -270,6 +270,7 @@ BAD: list[tuple[str, str]] = [
     ("--preset demo --data.holdout 4000", "data.holdout is 4000, and mnist5k has 4000 training samples"),
     ("--preset demo --data.holdout 400 --data.train-samples 3601", "data.train_samples is 3601, and mnist5k has 3600"),
     ("--preset demo --name ../up", "a run's name is"),
+    ("--preset demo --method psg@kappa=2", "--method: unknown method 'psg@kappa=2'"),
     ("--preset demo --train.device tpu", "train.device must be a device that works here, got 'tpu'"),
     ("--preset demo --train.device cuda", "Use --train.device cpu, or auto."),
     ("--config nowhere.toml", "no configuration at nowhere.toml"),

@@ -152,6 +152,14 @@ def test_the_smoke_scale_of_stress_calls_no_digits_cifar():
     assert {v.at["data"] for v in ask(scale="smoke").variants()} == {"digits"}
 
 
+@pytest.mark.parametrize("name", ["ridge", "stress", "depth"])
+def test_the_smoke_scale_drops_no_method_that_was_asked_for(name):
+    variants = ask(name, scale="smoke", methods=("mpd-gain", "psg@kappa=2")).variants()
+    assert {"mpd-gain", "psg@kappa=2"} <= {v.method for v in variants}
+    with pytest.raises(InputError, match="kappa"):
+        ask(name, scale="smoke", methods=("mpd-gain@kappa=2",)).configs()
+
+
 def test_table3_shows_runs_that_ended_in_nan(by_hand, tmp_path):
     asked, pool = ask("table3", seeds=2, methods=("stbp-tdbn", "mpd-agl"), seed="1"), Pool(tmp_path)
     train(asked, pool, lambda: None, lambda text: None)

@@ -177,7 +177,11 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path) -> int:
 
     costs = Costs(costs_file)
     if not costs.known:
-        print("measuring a few steps of each network, about two minutes; the next list has them at once", flush=True)
+        print(
+            f"{', '.join(r.study.name for r in requests)}: measuring a few steps of each of their networks, some "
+            "minutes for all; the next list has them at once",
+            flush=True,
+        )
     rows: list[list[str]] = []
     wanted: dict[str, float] = {}
     left: dict[str, float] = {}

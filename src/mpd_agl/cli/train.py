@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,9 +92,10 @@ def run_name(options: Options, table: dict[str, Any]) -> str:
     if "name" in options.values:
         return check_name(options.values["name"])
     values = flatten(RunConfig().model_dump()) | flatten(table)
-    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}".replace(":", ".")
+    what = options.values.get("preset") or f"{values['data.name']}-{values['model.name']}"
     method = "ann" if values["model.ann"] in (True, "true") else values["method"]
-    return check_name(f"{what}-{method}-s{values['seed']}")
+    # A name that is in no registry is refused for itself, in `resolve`, and not for its letters here.
+    return check_name(re.sub(r"[^\w.+=-]", ".", f"{what}-{method}-s{values['seed']}"))
 
 
 def _prepare_resume(options: Options, free: bool) -> Task:

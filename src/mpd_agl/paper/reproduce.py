@@ -241,6 +241,7 @@ def show(request: Request, groups: Sequence[Group]) -> PageSection:
         *([f"Set for all runs: {', '.join(own)}."] if request.study.protocol and (own := set_by_hand(request)) else []),
         *samples(groups),
         f"Scale {request.scale}, {seeds} seed{'s' * (seeds > 1)}; accuracies are the last epoch's. "
+        + ("This scale is for tests: its numbers mean nothing. " if request.scale == "smoke" else "")
         + (
             f"The protocol: {request.study.protocol}."
             if request.study.protocol
