@@ -29,8 +29,8 @@ from mpd_agl.report import draw
 
 OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
-NAMES = ("depth", "depth-cifar10", "depth-cifar10-24")
-NAMES += ("table3", "table3-rate", "table3-rate4", "table3-adam", "table3-cifar100")
+NAMES = ("depth", "depth-cifar10", "depth-cifar10-24", "depth-cifar10-24-rivals")
+NAMES += ("table3", "table3-rate", "table3-rate4", "table3-rate8", "table3-adam", "table3-cifar100")
 NAMES += ("table3-cifar100-trained", "table3-cifar100-trained-rate")
 NAMES += (
     "stress",

@@ -36,7 +36,7 @@ class Place:
 
 
 PLACES = (
-    Place("rates", ("table3", "table3-rate", "table3-rate4")),
+    Place("rates", ("table3", "table3-rate", "table3-rate4", "table3-rate8")),
     Place("rates-trained", ("table3-cifar100-trained", "table3-cifar100-trained-rate")),
 )
 
