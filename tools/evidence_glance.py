@@ -29,7 +29,15 @@ from mpd_agl.report import draw
 
 OUT = Path("docs/results")
 WHAT = "tools.evidence_glance"
-NAMES = ("depth", "depth-cifar10", "depth-cifar10-24", "depth-cifar10-24-rivals")
+NAMES = (
+    "depth",
+    "depth-24-rate-quarter",
+    "depth-24-rate4",
+    "depth-24-rate16",
+    "depth-cifar10",
+    "depth-cifar10-24",
+    "depth-cifar10-24-rivals",
+)
 NAMES += ("table3", "table3-rate", "table3-rate4", "table3-rate8", "table3-adam", "table3-cifar100")
 NAMES += ("table3-cifar100-trained", "table3-cifar100-trained-rate")
 NAMES += (
@@ -76,6 +84,8 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
 
     >>> place_name("depth", {"data": "digits", "optimizer": "SGD", "layers": "24"}, {})
     'plain, 24 layers, digits, SGD'
+    >>> place_name("depth", {"data": "digits", "optimizer": "SGD", "layers": "24"}, {"optim.lr": "0.2"})
+    'plain, 24 layers, digits, SGD, rate 0.2'
     >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "train.threads": "1"})
     'ResNet-19, CIFAR-10, Adam'
     >>> place_name("table3", {"data": "CIFAR-10"}, {"optim.name": "adam", "optim.lr": "0.002"})
@@ -88,7 +98,8 @@ def place_name(study: str, row: dict[str, str], changes: dict[str, Any]) -> str:
     'CNN-8, digits, T = 8, decay tau = 0.95'
     """
     if study == "depth":
-        return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}"
+        rate = f", rate {changes['optim.lr']}" if "optim.lr" in changes else ""
+        return f"plain, {row['layers']} layers, {row['data']}, {row['optimizer']}{rate}"
     if study == "table3":
         own = {
             f: v for f, v in changes.items() if f != "optim.lr" or "optim.name" not in changes

@@ -1,4 +1,4 @@
-"""Writes into docs/evidence.md how ResNet-19 does at other learning rates, from the records of `table3`.
+"""Writes into docs/evidence.md how networks do at other learning rates, from the records of `table3` and `depth`.
 
     python -m tools.evidence_rates [--records docs/results/evidence] [-o docs/evidence.md]
 
@@ -29,7 +29,7 @@ Scores = dict[int, float]
 
 @dataclass(frozen=True)
 class Place:
-    """ResNet-19 on one data set at several rates: the place in the page, and the records, the protocol's rate first."""
+    """A network on its data at several rates: the place in the page, and the records, the protocol's rate first."""
 
     name: str
     records: tuple[str, ...]
@@ -38,18 +38,19 @@ class Place:
 PLACES = (
     Place("rates", ("table3", "table3-rate", "table3-rate4", "table3-rate8")),
     Place("rates-trained", ("table3-cifar100-trained", "table3-cifar100-trained-rate")),
+    Place("rates-depth", ("depth-24", "depth-24-rate-quarter", "depth-24-rate4", "depth-24-rate16")),
 )
 
 
 def scores(record: dict[str, Any]) -> dict[str, Scores]:
     """By method and seed the accuracy of the last epoch; a run that ended in NaN counts as guessing."""
-    if len(places := {str(cell["at"]) for cell in [*record["cells"], *record["ended_in_nan"]]}) > 1:
-        raise InputError(f"the runs of a record are of {len(places)} places. Name a record of one data set.")
+    cells = [*record["cells"], *record.get("ended_in_nan", [])]
+    if len(places := {str(cell["at"]) for cell in cells}) > 1:
+        raise InputError(f"the runs of a record are of {len(places)} places. Name a record of one place.")
     found: dict[str, Scores] = {}
-    for cell in record["cells"]:
-        found.setdefault(cell["method"], {})[cell["seed"]] = cell["final"]["test_accuracy"]
-    for lost in record["ended_in_nan"]:
-        found.setdefault(lost["method"], {}).update({int(s): a for s, a in lost["accuracy"].items()})
+    for cell in cells:  # of a method with its seeds, or of one run
+        by_seed = cell["accuracy"] if "accuracy" in cell else {cell["seed"]: cell["final"]["test_accuracy"]}
+        found.setdefault(cell["method"], {}).update({int(s): a for s, a in by_seed.items()})
     return found
 
 
@@ -70,7 +71,8 @@ def lines(records: list[dict[str, Any]]) -> list[str]:
     by_rate = {rate_of(record): scores(record) for record in records}
     if len(by_rate) < len(records):
         raise InputError(f"{len(records)} records are of {len(by_rate)} rates. Name one record for each rate.")
-    usual, *others = by_rate
+    usual = next(iter(by_rate))
+    by_rate = dict(sorted(by_rate.items()))
     first = by_rate[usual]
     methods = [m for m in first if all(m in found for found in by_rate.values())]
     if missing := [m for m in (OURS, PAPER) if m not in methods]:
@@ -82,7 +84,7 @@ def lines(records: list[dict[str, Any]]) -> list[str]:
     for rate, found in by_rate.items():
         by_rate[rate] = {m: {s: v for s, v in found[m].items() if s in shared} for m in methods}
     best = {m: max(by_rate, key=lambda rate, m=m: fmean(by_rate[rate][m].values())) for m in methods}
-    columns = [f"rate {rate:g}" for rate in by_rate]
+    columns = [f"rate {rate:g}{' (usual)' * (rate == usual)}" for rate in by_rate]
     accuracies = [[label(m), *(points([*found[m].values()]) for found in by_rate.values())] for m in methods]
 
     def gaps(a: str, b: str) -> list[str]:
@@ -92,8 +94,8 @@ def lines(records: list[dict[str, Any]]) -> list[str]:
     rivals = [m for m in methods if m != OURS]
     told = [[f"ours minus {label(m)}", *gaps(OURS, m)] for m in rivals]
     told += [[f"{label(PAPER)} minus {label(m)}", *gaps(PAPER, m)] for m in rivals if m != PAPER]
-    crossed = [difference(paired(by_rate[usual][OURS], by_rate[rate][PAPER])) for rate in others]
-    told.append([f"ours at {usual:g} minus {label(PAPER)} at this rate", "", *crossed, ""])
+    crossed = [difference(paired(by_rate[usual][OURS], found[PAPER])) for found in by_rate.values()]
+    told.append([f"ours at {usual:g} minus {label(PAPER)} at this rate", *crossed, ""])
     return [
         *_table([f"accuracy, {len(shared)} seeds", *columns], accuracies),
         "",

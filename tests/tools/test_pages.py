@@ -389,16 +389,20 @@ def test_rates_are_compared_at_equal_ones_and_each_method_at_its_best(tmp_path, 
     usual = of_rate(0.1, {"mpd-gain": [0.5, 0.6, 0.9], "mpd-agl": [0.4, 0.4, 0.1], "lsg": [0.3]})
     other = of_rate(0.2, {"mpd-gain": [0.5, 0.7], "mpd-agl": [0.45, 0.55]})
     made = evidence_rates.lines([usual, other])
-    assert made[0] == "| accuracy, 2 seeds | rate 0.1 | rate 0.2 |"
+    assert made[0] == "| accuracy, 2 seeds | rate 0.1 (usual) | rate 0.2 |"
     assert made[2:4] == [
         "| mpd-gain (ours) | 55.00 ± 7.07 | 60.00 ± 14.14 |",
         "| MPD-AGL | 40.00 ± 0.00 | 50.00 ± 7.07 |",
     ]
     assert "LSG" not in "".join(made)
-    assert made[5] == "| difference | rate 0.1 | rate 0.2 | each at its best rate |"
+    assert made[5] == "| difference | rate 0.1 (usual) | rate 0.2 | each at its best rate |"
     cells = made[7].strip("| ").split(" | ")
     assert [c.split(" [")[0] for c in cells] == ["ours minus MPD-AGL", "+15.00", "+10.00", "+10.00"]
-    assert made[8].startswith("| ours at 0.1 minus MPD-AGL at this rate |  | +5.00 [")
+    assert made[8].startswith("| ours at 0.1 minus MPD-AGL at this rate | +15.00 [")
+    by_place = {"method": "mpd-gain", "at": {}, "accuracy": {"0": 0.5, "1": 0.7}}  # as `depth` has them
+    other_form = {"cells": [by_place, *other["cells"][2:]]}
+    assert evidence_rates.scores(other_form) == evidence_rates.scores(other)
+    assert evidence_rates.lines([other, usual])[0] == "| accuracy, 2 seeds | rate 0.1 | rate 0.2 (usual) |"
     third = of_rate(0.4, {"mpd-gain": [0.2, 0.2], "mpd-agl": [0.3, 0.2]})  # best at 0.2 and 0.2 as before
     cells = evidence_rates.lines([usual, other, third])[7].strip("| ").split(" | ")
     assert [c.split(" [")[0] for c in cells][1:] == ["+15.00", "+10.00", "-5.00", "+10.00"]
