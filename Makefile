@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-NATIVE := $(wildcard src/mpd_agl/kernels/*.cpp src/mpd_agl/kernels/*.h)
+NATIVE := $(wildcard src/mpd_agl/ops/*.cpp src/mpd_agl/ops/*.h src/mpd_agl/ops/*/*.cpp src/mpd_agl/ops/*/*.h)
 
 .PHONY: install demo test lint docs notebooks dist sanitize faults nightly clean
 
@@ -63,7 +63,7 @@ faults: $(INSTALLED)
 # every table and figure of the paper at the scale of seconds per run, in a folder that is gone afterwards
 nightly: $(INSTALLED)
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	$(BIN)/mpd-agl reproduce all --scale smoke --runs-dir "$$folder"
+	$(BIN)/python -m experiments all --scale smoke --runs-dir "$$folder"
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/kernels/*.so
+	rm -rf $(VENV) build src/*.egg-info src/mpd_agl/ops/*.so

@@ -11,8 +11,16 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = Path("src/mpd_agl/kernels")
-SOURCES = ("native.cpp", "general.cpp", "active.cpp", "winograd.cpp", "lookup.cpp", "plan.cpp")
+OPS = Path("src/mpd_agl/ops")
+FOLDERS = (OPS, OPS / "step", OPS / "conv", OPS / "plan")
+SOURCES = (
+    "step/native.cpp",
+    "step/general.cpp",
+    "conv/active.cpp",
+    "conv/winograd.cpp",
+    "conv/lookup.cpp",
+    "plan/plan.cpp",
+)
 COMMON = [
     "-std=c++17",
     "-O3",
@@ -54,14 +62,16 @@ class BuildNative(build_ext):
         objects = []
         for level, flags in levels.items():
             objects += self.compiler.compile(
-                [str(KERNELS / name) for name in SOURCES],
+                [str(OPS / name) for name in SOURCES],
+                include_dirs=[str(folder) for folder in FOLDERS],
                 output_dir=str(Path(self.build_temp) / level),
                 macros=[("LEVEL", level)],
                 extra_postargs=[*COMMON, *openmp, *flags, *SANITIZE],
             )
         # No -lgomp: the symbols resolve to the OpenMP runtime that torch has loaded, so there is one thread pool.
         objects += self.compiler.compile(
-            [str(KERNELS / "dispatch.cpp")],
+            [str(OPS / "dispatch.cpp")],
+            include_dirs=[str(folder) for folder in FOLDERS],
             output_dir=str(Path(self.build_temp) / "dispatch"),
             macros=[("HAVE_X86_LEVELS", "1" if "avx2" in levels else "0")],
             extra_postargs=[*COMMON, *openmp, *SANITIZE],
@@ -70,4 +80,4 @@ class BuildNative(build_ext):
         Path(target.parent / "_native_build_error.txt").unlink(missing_ok=True)
 
 
-setup(ext_modules=[Extension("mpd_agl.kernels._native", sources=[])], cmdclass={"build_ext": BuildNative})
+setup(ext_modules=[Extension("mpd_agl.ops._native", sources=[])], cmdclass={"build_ext": BuildNative})

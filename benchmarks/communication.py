@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from mpd_agl import records
-from mpd_agl.kernels import Replicas
 from mpd_agl.models import create_model
 from mpd_agl.nn import TdBatchNorm, share_batch
+from mpd_agl.ops import Replicas
 
 NETWORKS = {
     "resnet19 x1, T=2": ("resnet19", {"width_mult": 1.0, "num_steps": 2}),

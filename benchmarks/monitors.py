@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from mpd_agl.analysis import Monitor
-from mpd_agl.kernels import reuse_pages
+from mpd_agl.diagnosis import Monitor
 from mpd_agl.models import create_model
+from mpd_agl.ops import reuse_pages
 
 
 def main():

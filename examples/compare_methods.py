@@ -6,9 +6,9 @@ python examples/compare_methods.py
 import torch
 from torch import nn
 
-from mpd_agl.analysis import Monitor
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
+from mpd_agl.diagnosis import Monitor
 from mpd_agl.models import create_model
 
 train, test = load_dataset("mnist5k", "train"), load_dataset("mnist5k", "test")

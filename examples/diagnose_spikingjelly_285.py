@@ -10,10 +10,10 @@ import sys
 import torch
 from torch import nn
 
-from mpd_agl.adapt import adapt
-from mpd_agl.analysis import diagnose
+from mpd_agl.adaptation import adapt
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
+from mpd_agl.diagnosis import diagnose
 
 try:
     from spikingjelly.activation_based import functional, layer, neuron, surrogate

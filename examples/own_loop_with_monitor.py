@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from mpd_agl.analysis import Monitor
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
+from mpd_agl.diagnosis import Monitor
 from mpd_agl.models import create_model
 
 torch.manual_seed(0)

@@ -14,7 +14,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-from mpd_agl.kernels import costs
+from mpd_agl.ops.conv import costs
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.bench import active_layers, active_network, plot
-from mpd_agl.bench.active import WHAT
+from benchmarks.active import WHAT
+
+from benchmarks import active_layers, active_network, plot
 from mpd_agl.errors import InputError
 from mpd_agl.records import reading, write_atomic
 from mpd_agl.report import draw

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl import records
-from mpd_agl.adapt import adapt
+from mpd_agl.adaptation import adapt
 from mpd_agl.records import canonical, write_atomic
 
 SEEDS = (0, 1, 2)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.study import label
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tools.active_page import between
 from tools.evidence_page import OURS, PAGE, RECORDS
 
+from experiments import evidence, stress
 from mpd_agl.errors import InputError
-from mpd_agl.paper import evidence, stress
-from mpd_agl.paper.study import label
 from mpd_agl.records import canonical, reading, write_atomic
 from mpd_agl.report import draw
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from experiments.evidence import OURS, PAPER
+from experiments.seeds import difference, paired, points
+from experiments.study import label
 from tools.active_page import between
 from tools.evidence_page import PAGE, RECORDS
 
 from mpd_agl.errors import InputError
-from mpd_agl.paper.evidence import OURS, PAPER
-from mpd_agl.paper.study import label
 from mpd_agl.records import reading, write_atomic
-from mpd_agl.report.seeds import difference, paired, points
 
 Scores = dict[int, float]
 

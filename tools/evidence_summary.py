@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.study import label
 from tools.active_page import between
 from tools.evidence_glance import COLUMNS, GAP, verdict
 from tools.evidence_page import PAGE, RECORDS
 
+from experiments import evidence
 from mpd_agl.errors import InputError
-from mpd_agl.paper import evidence
-from mpd_agl.paper.study import label
 from mpd_agl.records import reading, write_atomic
 
 README = Path("README.md")

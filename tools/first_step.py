@@ -20,7 +20,7 @@ OUTPUT = Path("docs/results/performance-avx512/first-step.json")
 ROUNDS, THREADS, BATCH = 3, 2, 16
 STEP = f"""
 import sys, time, torch
-from mpd_agl.kernels.memory import reuse_pages
+from mpd_agl.ops.step.memory import reuse_pages
 from mpd_agl.models import create_model
 reuse_pages()
 torch.set_num_threads({THREADS})

@@ -20,20 +20,20 @@ from typing import Any
 from unittest import mock
 
 import torch
+from experiments.evidence import variant
+from experiments.scales import config_at
 from torch import Tensor
 
+from experiments import stress
 from mpd_agl import core
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.nn import width
-from mpd_agl.paper import stress
-from mpd_agl.paper.evidence import variant
-from mpd_agl.paper.scales import config_at
 from mpd_agl.records import canonical, read_record, reading, write_atomic
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import flatten, nest, resolve
-from mpd_agl.runs.training import start
+from mpd_agl.train.config import RunConfig
 from mpd_agl.train.observe import Display
+from mpd_agl.train.resolve import flatten, nest, resolve
+from mpd_agl.train.training import start
 
 OUT = Path("docs/results/gain-choice.json")
 HELD_OUT = {"digits": 800, "cifar10": 5000}

@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from experiments.evidence import OPTIMIZERS
 from tools.active_page import between
 from tools.evidence_page import SIMD
 from tools.gain_choice import Trial, folder_of, told, train
 
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
-from mpd_agl.paper.evidence import OPTIMIZERS
 from mpd_agl.records import canonical, reading, write_atomic
 
 OUT, PAGE = Path("docs/results/gain-parts.json"), Path("docs/gain.md")

@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mpd_agl.core import SURROGATES, get_surrogate
-from mpd_agl.kernels import triton as kernels
+from mpd_agl.ops.step import triton as kernels
 
 TARGETS = {f"sm_{c}": GPUTarget("cuda", c, 32) for c in (75, 80, 86, 89, 90)} | {
     "gfx942": GPUTarget("hip", "gfx942", 64)

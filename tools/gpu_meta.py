@@ -26,11 +26,11 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.nn import share_batch
-from mpd_agl.runs import build
-from mpd_agl.runs.dry_run import random_set
-from mpd_agl.runs.resolve import data_set, list_presets, merge, read_preset, resolve
+from mpd_agl.train import build
+from mpd_agl.train.dry_run import random_set
+from mpd_agl.train.resolve import data_set, list_presets, merge, read_preset, resolve
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -118,7 +118,7 @@ def step(config, *, backend="triton", precision="float32", shared=False):
     dtype = getattr(torch, precision)
     with as_on_a_gpu(), two_processes() if shared else nullcontext():
         if shared:
-            share_batch(net, kernels.Replicas())
+            share_batch(net, ops.Replicas())
         stepper = build.build_stepper(config, net, META)
         stepper.autocast = lambda: nullcontext() if dtype == torch.float32 else Autocast(dtype)
         stepper.scaler = torch.amp.GradScaler("meta", enabled=dtype == torch.float16)

@@ -19,24 +19,24 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
+from experiments.descent_measure import Batch, with_rule
+from experiments.evidence import OURS, PAPER
+from experiments.scales import config_at
 from matplotlib.figure import Figure
 from tools.active_page import between
 from tools.evidence_page import SIMD
 
+from experiments import table3
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import native
 from mpd_agl.models import Network
 from mpd_agl.nn import SpikingBlock
-from mpd_agl.paper import table3
-from mpd_agl.paper.descent_measure import Batch, with_rule
-from mpd_agl.paper.evidence import OURS, PAPER
-from mpd_agl.paper.scales import config_at
+from mpd_agl.ops import native
 from mpd_agl.records import canonical, code, hardware, reading, versions, write_atomic
 from mpd_agl.report import draw
-from mpd_agl.runs import build
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.objectives import start_from
+from mpd_agl.train import build
+from mpd_agl.train.config import RunConfig
 from mpd_agl.train.losses import cross_entropy
+from mpd_agl.train.objectives import start_from
 
 OUT, PAGE = Path("docs/results"), Path("docs/evidence.md")
 WHAT = "tools.gradient_sizes"

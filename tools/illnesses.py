@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mpd_agl.analysis import Diagnosis, diagnose
-from mpd_agl.analysis.illnesses import Finding
+from mpd_agl.diagnosis import Diagnosis, diagnose
+from mpd_agl.diagnosis.checks import Finding
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpd_agl.kernels import active, convolution, lookup
-from mpd_agl.kernels.memory import reuse_pages
+from mpd_agl.ops.conv import active, convolution, lookup
+from mpd_agl.ops.step.memory import reuse_pages
 from mpd_agl.records import canonical, code, hardware, versions, write_atomic
 
 OUTPUT = Path("docs/results/integers.json")

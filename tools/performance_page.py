@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.bench import growth, overview, plot
-from mpd_agl.bench.contenders import CONTENDERS
-from mpd_agl.bench.workload import Workload
+from benchmarks.contenders import CONTENDERS
+from benchmarks.workload import Workload
+
+from benchmarks import growth, overview, plot
 from mpd_agl.errors import InputError
 from mpd_agl.models import pretrained_card
 from mpd_agl.records import write_atomic

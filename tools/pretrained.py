@@ -19,10 +19,10 @@ import torch
 from mpd_agl.errors import InputError
 from mpd_agl.models import Card, Network, create_model, pretrained
 from mpd_agl.records import RunRecord, canonical, read_record, write_atomic
-from mpd_agl.runs import build
-from mpd_agl.runs.load_run import Trained, load_run
-from mpd_agl.runs.resolve import read_preset
+from mpd_agl.train import build
 from mpd_agl.train.evaluate import evaluate
+from mpd_agl.train.load_run import Trained, load_run
+from mpd_agl.train.resolve import read_preset
 from mpd_agl.train.rng import seed_all
 
 ROOT = Path(__file__).parent.parent
@@ -282,7 +282,7 @@ def differences(config: dict[str, Any], num_steps: int) -> str:
         base = read_preset(preset)
     except InputError:
         return ""
-    from mpd_agl.runs.resolve import flatten, resolve
+    from mpd_agl.train.resolve import flatten, resolve
 
     usual = flatten(resolve(base).model_dump(mode="json"))
     skip = ("data.data_dir", "train.threads", "train.workers", "checkpoint.", "track.", "monitor.")

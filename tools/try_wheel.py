@@ -10,7 +10,7 @@ import torch
 
 from mpd_agl.cli import main
 from mpd_agl.core import lif
-from mpd_agl.kernels import backends_here, neuron
+from mpd_agl.ops import backends_here, neuron
 
 torch.manual_seed(0)
 i_TNC, tau, kappa_T = torch.randn(3, 7, 5), torch.tensor(0.2), torch.ones(3)

@@ -11,23 +11,22 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 
 _NAMES = {
-    "adapt": ("mpd_agl.adapt", ""),
-    "release": ("mpd_agl.adapt", "release"),
-    "diagnose": ("mpd_agl.analysis", "diagnose"),
-    "Monitor": ("mpd_agl.analysis", "Monitor"),
+    "adapt": ("mpd_agl.adaptation", "adapt"),
+    "release": ("mpd_agl.adaptation", "release"),
+    "diagnose": ("mpd_agl.diagnosis", "diagnose"),
+    "Monitor": ("mpd_agl.diagnosis", "Monitor"),
     "create_model": ("mpd_agl.models", "create_model"),
-    "fit": ("mpd_agl.runs.fit", "fit"),
+    "fit": ("mpd_agl.train.fit", "fit"),
 }
-"""What a user calls most, and where it stands; the room `adapt` can itself be called."""
+"""What a user calls most, and the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
     """`mpd_agl.adapt(net, batch)` and the others: torch is imported when one of them is asked for."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room, attribute = _NAMES[name]
-    found = import_module(room)
-    return getattr(found, attribute) if attribute else found
+    module, attribute = _NAMES[name]
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

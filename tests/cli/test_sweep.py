@@ -13,9 +13,9 @@ import pytest
 
 from mpd_agl.cli import main
 from mpd_agl.records import read_record
-from mpd_agl.runs.resolve import read_toml, resolve
 from mpd_agl.sweeps.config import Sweep, read_sweep
 from mpd_agl.sweeps.search_space import Choices, Range
+from mpd_agl.train.resolve import read_toml, resolve
 
 FIXED = """
 [fixed]

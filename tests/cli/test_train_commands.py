@@ -164,8 +164,8 @@ def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_predict_is_what_evaluate_counts(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The 40 test samples as PNG files: the same share is right."""
-    from mpd_agl.runs.build import build_data
-    from mpd_agl.runs.resolve import read_toml, resolve
+    from mpd_agl.train.build import build_data
+    from mpd_agl.train.resolve import read_toml, resolve
 
     data = build_data(resolve(read_toml(runs / "one" / "config.toml")), "test")
     paths = [str(tmp_path / f"{i}.png") for i in range(len(data))]
@@ -432,8 +432,8 @@ def test_the_confusion_table_names_its_timesteps(runs: Path, capsys: pytest.Capt
 
 
 def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mpd_agl.runs import build
-    from mpd_agl.runs.resolve import resolve
+    from mpd_agl.train import build
+    from mpd_agl.train.resolve import resolve
 
     assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--data.train-samples", "0", "--dry-run") == 0
     assert train(tmp_path, "--data.holdout", "30", "--name", "held", "--seed", "1") == 0

@@ -38,8 +38,8 @@ PUBLIC = {
     "core.md": ("mpd_agl.core", None),
     "nn.md": ("mpd_agl.nn", None),
     "models.md": ("mpd_agl.models", None),
-    "adapt.md": ("mpd_agl.adapt", None),
-    "analysis.md": ("mpd_agl.analysis", None),
+    "adapt.md": ("mpd_agl.adaptation", None),
+    "analysis.md": ("mpd_agl.diagnosis", None),
     "data.md": ("mpd_agl.data", None),
     "mpd_agl.md": ("mpd_agl", ("adapt", "release", "diagnose", "Monitor", "create_model", "fit")),
 }

@@ -9,8 +9,7 @@ from random import Random
 
 from mpd_agl.errors import InputError
 from mpd_agl.records import canonical
-from mpd_agl.runs import training
-from mpd_agl.train import checkpoint
+from mpd_agl.train import checkpoint, training
 from tests.faults.forks import PLAIN, Shared, Whole, fork, wait
 from tests.faults.stopped import contents, stopped_run
 from tests.faults.tally import Tally

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mpd_agl.cli import main
-from mpd_agl.runs import training
-from mpd_agl.runs.resolve import to_toml
-from mpd_agl.train import checkpoint, console
+from mpd_agl.train import checkpoint, console, training
 from mpd_agl.train.observe import Progress
+from mpd_agl.train.resolve import to_toml
 from tests.train.tiny import Silent, fingerprint, tiny
 
 PLAIN: dict[str, Any] = {"checkpoint": {"every_steps": 2}}

@@ -19,7 +19,7 @@ import torch
 
 from mpd_agl.data import archives, cifar
 from mpd_agl.errors import InputError
-from mpd_agl.interop import import_weights
+from mpd_agl.export import import_weights
 from mpd_agl.models import create_model, load_weights
 from tests.faults.forks import fork, wait
 from tests.faults.stopped import contents

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.runs import training
-from mpd_agl.train import checkpoint
+from mpd_agl.train import checkpoint, training
 from mpd_agl.train.step import Stepper, bad
 from tests.faults.forks import STEPS, VARIANTS, Shared, Whole, finish, fork, wait
 from tests.faults.tally import Tally

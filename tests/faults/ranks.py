@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from mpd_agl.runs.resolve import to_toml
+from mpd_agl.train.resolve import to_toml
 from tests.faults.tally import Tally
 from tests.train.tiny import fingerprint, tiny
 

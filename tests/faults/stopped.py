@@ -11,7 +11,7 @@ from tests.faults.forks import Shared, Watched, fork, wait
 
 def stopped_run(path: Path, changes: dict[str, Any], *, step: int) -> Path:
     """Train to `step` in a child and stop there."""
-    from mpd_agl.runs import training
+    from mpd_agl.train import training
     from mpd_agl.train.signals import Stopped
     from tests.train.tiny import tiny
 

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from mpd_agl.cli.runs import read_row
 from mpd_agl.errors import InputError
-from mpd_agl.interop import import_weights
+from mpd_agl.export import import_weights
 from mpd_agl.models import create_model, load_weights, save_weights
 from mpd_agl.records import canonical, read_metrics, read_record
 from mpd_agl.report import read_run
-from mpd_agl.runs import resuming, training
-from mpd_agl.runs.load_run import load_run
-from mpd_agl.runs.resolve import read_toml, resolve, to_toml
-from mpd_agl.train import checkpoint
+from mpd_agl.train import checkpoint, resuming, training
+from mpd_agl.train.load_run import load_run
+from mpd_agl.train.resolve import read_toml, resolve, to_toml
 from tests.data.test_readers_fuzz import damaged
 from tests.train.tiny import TINY, Silent, tiny
 
@@ -203,9 +202,9 @@ class Restorer:
     """A trainer that stands before its first step."""
 
     def __init__(self, path: Path) -> None:
-        from mpd_agl.runs.build import build_run
-        from mpd_agl.runs.monitoring import Watch
+        from mpd_agl.train.build import build_run
         from mpd_agl.train.loop import Trainer
+        from mpd_agl.train.monitoring import Watch
         from mpd_agl.train.runfolder import RunFolder
 
         run = build_run(tiny({"train": {"epochs": 1}}))

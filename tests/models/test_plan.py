@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.interop.plainstep import plain_network
-from mpd_agl.kernels import backends_here, native
+from mpd_agl.export.plainstep import plain_network
 from mpd_agl.models import create_model, list_models
 from mpd_agl.models.plan import InferencePlan, plan_why_not
 from mpd_agl.nn import LIF, SpikingBlock, TdBatchNorm, fold
+from mpd_agl.ops import backends_here, native
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -137,7 +137,7 @@ def test_any_batch_any_steps_any_threads(monkeypatch):
     for n in (1, 7, 3):
         assert torch.equal(plan(x[:n]), whole[:, :n])
     assert torch.equal(plan(x.to(memory_format=torch.channels_last)), whole)
-    monkeypatch.setattr("mpd_agl.kernels.plan.MOST_BYTES", 300_000)  # in parts
+    monkeypatch.setattr("mpd_agl.ops.plan.native_plan.MOST_BYTES", 300_000)  # in parts
     assert plan.native(1).part_of(7) < 7
     assert torch.equal(plan(x), whole)
     before = torch.get_num_threads()

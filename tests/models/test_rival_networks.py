@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mpd_agl.analysis import Monitor, count_operations, energy, measure_activity
+from mpd_agl.diagnosis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.models.onestep import OneStep
@@ -207,7 +207,7 @@ def test_recompute_gives_the_same_gradients():
 @pytest.mark.parametrize("options", [{"name": "cnn8", "norm": "mpbn"}, {"name": "statten", "norm": "tab", "depth": 1}])
 def test_onnx_gives_the_same_logits(options, tmp_path):
     pytest.importorskip("onnxruntime")
-    from mpd_agl.interop.onnx import export_onnx
+    from mpd_agl.export.onnx import export_onnx
 
     net = small(**options)
     trained(net, torch.randn(8, 3, 8, 8))
@@ -216,7 +216,7 @@ def test_onnx_gives_the_same_logits(options, tmp_path):
 
 def test_nir_adds_currents_by_edges():
     nir = pytest.importorskip("nir")
-    from mpd_agl.interop.nir import nir_graph
+    from mpd_agl.export.nir import nir_graph
 
     net = trained(small("ms-resnet18"), torch.randn(8, 3, 8, 8))
     graph = nir_graph(net)

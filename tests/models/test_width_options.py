@@ -8,7 +8,7 @@ import torch
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock
-from mpd_agl.runs.resolve import resolve
+from mpd_agl.train.resolve import resolve
 
 
 def blocks(**options):

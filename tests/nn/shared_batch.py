@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from mpd_agl import core
-from mpd_agl.kernels import Replicas, batch_moments
 from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
+from mpd_agl.ops import Replicas, batch_moments
 
 SPLITS = ((6, 6), (7, 3), (5, 0))
 """Equal parts, unequal ones, and an empty one."""

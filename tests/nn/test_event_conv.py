@@ -8,8 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import active as kernel
-from mpd_agl.kernels import backends_here, costs
 from mpd_agl.models import create_model
 from mpd_agl.nn import (
     Choice,
@@ -20,6 +18,9 @@ from mpd_agl.nn import (
     fold,
     over_time,
 )
+from mpd_agl.ops import backends_here
+from mpd_agl.ops.conv import active as kernel
+from mpd_agl.ops.conv import costs
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 

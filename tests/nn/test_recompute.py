@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mpd_agl.analysis import Monitor
-from mpd_agl.kernels import ActiveLists, backends_here, costs
+from mpd_agl.diagnosis import Monitor
 from mpd_agl.models import create_model
 from mpd_agl.nn import event_layers
+from mpd_agl.ops import ActiveLists, backends_here
+from mpd_agl.ops.conv import costs
 
 NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl import core
-from mpd_agl.adapt import adapt
-from mpd_agl.analysis import Monitor
+from mpd_agl.adaptation import adapt
+from mpd_agl.diagnosis import Monitor
 from mpd_agl.errors import InputError
-from mpd_agl.interop.plainstep import PlainNeuron
+from mpd_agl.export.plainstep import PlainNeuron
 from mpd_agl.models import create_model
 from mpd_agl.nn import (
     LIF,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mpd_agl.kernels.native import load
+from mpd_agl.ops.native import load
 from tests.nn.shared_batch import SPLITS
 from tests.ranks import on_ranks
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.workload import Workload
 
-from mpd_agl.bench import active, active_network, compare
-from mpd_agl.bench.workload import Workload
+from benchmarks import active, active_network, compare
 from mpd_agl.errors import InputError
 from mpd_agl.nn import SpikingBlock
-from mpd_agl.runs import build
-from mpd_agl.runs.resolve import nest, resolve
+from mpd_agl.train import build
 from mpd_agl.train.losses import cross_entropy
-from tests.bench.test_bench import record as comparison
+from mpd_agl.train.resolve import nest, resolve
+from tests.benchmarks.test_bench import record as comparison
 from tools import (
     active_page,
     evidence_glance,

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from mpd_agl.data.loader import Loader
 from mpd_agl.data.share import share
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import Replicas
 from mpd_agl.models import create_model
 from mpd_agl.nn import share_batch
-from mpd_agl.runs import resuming, training
+from mpd_agl.ops import Replicas
+from mpd_agl.train import resuming, training
 from mpd_agl.train.distributed import ALONE, EndedTogether, Ranks
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.step import Ema, Stepper

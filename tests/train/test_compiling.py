@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from mpd_agl.models import create_model
-from mpd_agl.runs.training import compile_first
+from mpd_agl.train.training import compile_first
 
 
 class Two:

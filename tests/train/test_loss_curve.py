@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpd_agl.kernels import backends_here, convolution
 from mpd_agl.models import create_model
 from mpd_agl.nn import Choice, event_layers
-from mpd_agl.train.config import LossConfig, OptimConfig
+from mpd_agl.ops import backends_here
+from mpd_agl.ops.conv import convolution
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.step import Stepper
+from mpd_agl.train.tables import LossConfig, OptimConfig
 
 STORED = Path(__file__).parent / "loss_curve.json"
 STEPS = 50

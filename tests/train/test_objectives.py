@@ -12,13 +12,13 @@ from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import ScheduledWidth
-from mpd_agl.runs.objectives import stage_ends
 from mpd_agl.train.attacks import Pixels, build_attack, pgd, rfgsm
-from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.losses import cross_entropy, distillation, local_target
-from mpd_agl.train.objectives import Distill, LocalTandem, Robust, ShortcutHeads, tapped
+from mpd_agl.train.objective import Distill, LocalTandem, Robust, ShortcutHeads, tapped
+from mpd_agl.train.objectives import stage_ends
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.step import Stepper
+from mpd_agl.train.tables import OptimConfig
 
 
 class Chain(nn.Module):

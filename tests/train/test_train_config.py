@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mpd_agl.cli.options import FLAGS, VALUES, parse
 from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
-from mpd_agl.runs.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.runs.resolve import (
+from mpd_agl.train.config import FREE_ON_RESUME, RunConfig
+from mpd_agl.train.resolve import (
     check_unchanged,
     fields_of,
     flatten,

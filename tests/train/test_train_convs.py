@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import backends_here, convolution, costs
 from mpd_agl.nn import EventConv2d
-from mpd_agl.runs import conv_choices, training
+from mpd_agl.ops import backends_here
+from mpd_agl.ops.conv import convolution, costs
+from mpd_agl.train import conv_choices, training
 from mpd_agl.train.distributed import Ranks
 from mpd_agl.train.signals import Stopped
 from tests.train.test_train_resume import StopAt

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mpd_agl.runs import training
-from mpd_agl.runs.config import MonitorConfig
-from mpd_agl.runs.monitoring import Watch
+from mpd_agl.train import training
+from mpd_agl.train.config import MonitorConfig
 from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
+from mpd_agl.train.monitoring import Watch
 from mpd_agl.train.observe import Display
 from mpd_agl.train.trackers import Trackers, numbers
 from tests.train.tiny import Silent, tiny

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
-from mpd_agl.train.config import LossConfig, OptimConfig
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.losses import build_loss, correct, cross_entropy, mean_output, tet
 from mpd_agl.train.optim import build_optimizer, learning_rate, pack_optimizer, unpack_optimizer
 from mpd_agl.train.rng import restore_rng, rng_state, seed_all
 from mpd_agl.train.step import Ema, NotFinite, Stepper
+from mpd_agl.train.tables import LossConfig, OptimConfig
 
 CPU = torch.device("cpu")
 
@@ -366,7 +366,7 @@ def test_labels_that_are_no_class_numbers_are_refused(labels: list[float], words
 @pytest.mark.parametrize("labels", [[0.0, 0.7], [0, 2], [-1, 1]])
 def test_a_data_set_with_labels_that_are_no_class_numbers_is_refused(labels: list[float]) -> None:
     from mpd_agl.data.types import ArraySet
-    from mpd_agl.runs.build import chosen
+    from mpd_agl.train.build import chosen
     from tests.train.tiny import tiny
 
     x, y = np.zeros((2, 28, 28, 1), np.uint8), np.array(labels)

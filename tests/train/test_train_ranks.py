@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from mpd_agl.runs import training
+from mpd_agl.train import training
 from mpd_agl.train.signals import Stopped
 from tests.ranks import on_ranks
 from tests.train.shared_run import UNEVEN

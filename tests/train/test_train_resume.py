@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpd_agl.errors import InputError
-from mpd_agl.runs import training
+from mpd_agl.train import training
 from mpd_agl.train.signals import Stopped
 from tests.train.tiny import Silent, fingerprint, tiny
 
@@ -205,7 +205,7 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
-    from mpd_agl.runs.load_run import load_run
+    from mpd_agl.train.load_run import load_run
 
     path, notes = tmp_path / "run", Silent()
     with pytest.raises(Stopped):
@@ -273,7 +273,7 @@ def test_a_nan_that_is_read_later_is_told_with_its_step_and_not_saved(
 
     plain, steps = step.Stepper.step, 0
     monkeypatch.setattr(
-        "mpd_agl.runs.build.build_optimizer", lambda net, config, fused: build_optimizer(net, config, fused=True)
+        "mpd_agl.train.build.build_optimizer", lambda net, config, fused: build_optimizer(net, config, fused=True)
     )
 
     def faulty(self: step.Stepper, x: object, y: object, *rest: object) -> None:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import merge, resolve
+from mpd_agl.train.config import RunConfig
 from mpd_agl.train.observe import Display
+from mpd_agl.train.resolve import merge, resolve
 
 TINY: dict[str, Any] = {
     "model": {"name": "cnn8", "width_mult": 0.03125, "num_steps": 2},

@@ -6,6 +6,7 @@ without a traceback.
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from mpd_agl import __version__
@@ -18,7 +19,6 @@ COMMANDS = {
     "evaluate": "accuracy per class and confusion of a run, at any number of timesteps",
     "predict": "classify images with a run's network",
     "report": "one page with curves, widths, potentials, energy; several runs are compared",
-    "reproduce": "the paper's tables and figures, its numbers beside ours; continues where it was stopped",
     "runs": "list runs: method, data, accuracy, time",
     "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
@@ -27,9 +27,10 @@ COMMANDS = {
     "energy": "count operations and energy per layer, the ANN beside it",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
     "export": "write a run's network as ONNX or NIR",
-    "bench": "time and memory of training and inference, side by side with other libraries",
     "data": "list, fetch, verify and show data sets",
 }
+MOVED = {"reproduce": "python -m experiments", "bench": "python -m benchmarks"}
+"""Commands of 0.2 that live next to the package since 0.3."""
 
 
 def usage() -> str:
@@ -58,8 +59,8 @@ Your own network
   mpd-agl diagnose module:factory         why it does not learn, and the line that cures it
   mpd_agl.adapt(net, images)              in Python: fits scale and width of a SpikingJelly, snnTorch or Norse net
 
-The paper
-  mpd-agl reproduce --list                its tables and figures, what each costs on this machine
+The paper, in a clone of the repository
+  python -m experiments --list            its tables and figures, what each costs on this machine
 
 `mpd-agl --help` lists every command, `mpd-agl COMMAND --help` its options, `mpd-agl info` what works here.
 """
@@ -69,7 +70,6 @@ INTERRUPTED = {
     "data": "What was downloaded is kept: the same command continues.",
     "train": "The last checkpoint stands: `mpd-agl train --resume RUN` continues, `mpd-agl runs` lists the runs.",
     "launch": "The last checkpoint stands: the same command with --resume RUN continues.",
-    "reproduce": "Finished runs are kept: the same command continues.",
     "sweep": "Finished trials are kept: the same command continues.",
 }
 """How to go on after Ctrl-C, by command; for the others nothing is kept."""
@@ -86,11 +86,27 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] == "--version":
         print(__version__)
         return 0
-    try:
-        if args[0] not in COMMANDS:
-            raise unknown_name("command", args[0], COMMANDS)
-        code: int = import_module(f"mpd_agl.cli.{args[0].replace('-', '_')}").run(args[1:])
+    return call(command(args[0]), args[1:], then=INTERRUPTED.get(args[0], ""), debug=debug)
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    """The `run` of a subcommand, imported when it is called."""
+
+    def run(args: list[str]) -> int:
+        if name in MOVED:
+            raise InputError(f"{name!r} is not a command of the installed package: in a clone, use `{MOVED[name]}`.")
+        if name not in COMMANDS:
+            raise unknown_name("command", name, COMMANDS)
+        code: int = import_module(f"mpd_agl.cli.{name.replace('-', '_')}").run(args)
         return code
+
+    return run
+
+
+def call(run: Callable[[list[str]], int], args: list[str], *, then: str = "", debug: bool = False) -> int:
+    """Run a command; a user's mistake becomes one sentence. `then` says how to continue after Ctrl-C."""
+    try:
+        return run(args)
     except InputError as error:
         if debug:
             raise
@@ -103,9 +119,8 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         place = f" at {error.filename}" if error.filename else ""
-        print(f"mpd-agl: {error.strerror or error}{place}. --debug tells where it came from.", file=sys.stderr)
+        print(f"mpd-agl: {error.strerror or error}{place}. --debug shows where it was raised.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        then = INTERRUPTED.get(args[0], "The same command starts again.")
-        print(f"mpd-agl: interrupted. {then}", file=sys.stderr)
+        print(f"mpd-agl: interrupted. {then or 'The same command starts again.'}", file=sys.stderr)
         return 130

@@ -46,7 +46,7 @@ def script() -> str:
     from mpd_agl.data.registry import DATASETS
     from mpd_agl.models import MODELS
     from mpd_agl.nn import METHODS
-    from mpd_agl.runs.resolve import fields_of, list_presets
+    from mpd_agl.train.resolve import fields_of, list_presets
 
     fields = fields_of()
     values: dict[str, Iterable[str]] = {

@@ -55,8 +55,8 @@ def run(argv: list[str]) -> int:
 
     import torch
 
-    from mpd_agl.analysis import diagnose
-    from mpd_agl.runs.own_network import call_factory
+    from mpd_agl.diagnosis import diagnose
+    from mpd_agl.train.own_network import call_factory
 
     if a.batch is not None and (a.num_steps is not None or a.resize is not None):
         raise InputError("--batch is taken as it is, got --num-steps or --resize beside it. Leave them out.")

@@ -12,7 +12,7 @@ from mpd_agl.train.runfolder import find_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mpd_agl.analysis import EnergyReport
+    from mpd_agl.diagnosis import EnergyReport
     from mpd_agl.models import Network
 
 
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     if a.samples < 1:
         raise InputError(f"--samples must be at least 1, got {a.samples}.")
 
-    from mpd_agl.analysis import energy, measure_activity
+    from mpd_agl.diagnosis import energy, measure_activity
 
     of_run = a.checkpoint is not None and a.checkpoint.is_dir()
     net, x, source = _from_run(a) if of_run else _from_options(a)
@@ -74,8 +74,8 @@ def run(argv: list[str]) -> int:
 
 def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     """The network, weights and test data of a run."""
-    from mpd_agl.runs import build
-    from mpd_agl.runs.load_run import load_run
+    from mpd_agl.train import build
+    from mpd_agl.train.load_run import load_run
 
     trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
     net = trained.network

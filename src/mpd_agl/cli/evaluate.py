@@ -12,9 +12,9 @@ from mpd_agl.errors import InputError
 from mpd_agl.train.runfolder import check_run, find_run
 
 if TYPE_CHECKING:
-    from mpd_agl.runs.early_exit import Early
-    from mpd_agl.runs.load_run import Trained
+    from mpd_agl.train.early_exit import Early
     from mpd_agl.train.evaluate import Evaluation
+    from mpd_agl.train.load_run import Trained
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,8 +89,8 @@ def run(argv: list[str]) -> int:
     if a.run:
         check_run(a.run)
 
-    from mpd_agl.kernels import reuse_pages
-    from mpd_agl.runs.load_run import load_pretrained, load_run
+    from mpd_agl.ops import reuse_pages
+    from mpd_agl.train.load_run import load_pretrained, load_run
 
     reuse_pages()
     if a.pretrained:
@@ -115,11 +115,11 @@ def run(argv: list[str]) -> int:
 
 def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], thresholds: list[float]) -> Tested:
     from mpd_agl.nn import fold
-    from mpd_agl.runs import build
-    from mpd_agl.runs.early_exit import compare_predictions, early_answers, fast_network, int8_network
-    from mpd_agl.runs.load_run import evaluation_device
+    from mpd_agl.train import build
     from mpd_agl.train.attacks import Pixels, build_attack
+    from mpd_agl.train.early_exit import compare_predictions, early_answers, fast_network, int8_network
     from mpd_agl.train.evaluate import evaluate
+    from mpd_agl.train.load_run import evaluation_device
     from mpd_agl.train.rng import seed_all
 
     config, device = trained.config, evaluation_device(trained)
@@ -212,8 +212,8 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
 
 def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
     from mpd_agl.models import Network
-    from mpd_agl.runs.build import backend_that_runs
-    from mpd_agl.runs.load_run import evaluation_device
+    from mpd_agl.train.build import backend_that_runs
+    from mpd_agl.train.load_run import evaluation_device
 
     config = trained.config
     how = f", {tested.how}" if tested.how else ""

@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     if not a.file.is_file():
         raise InputError(f"{a.file} is no file. Check the path.")
 
-    from mpd_agl.interop import import_weights
+    from mpd_agl.export import import_weights
     from mpd_agl.models import create_model, save_weights
 
     names = ("num_classes", "num_steps", "in_channels", "image_size", "width_mult", "v_th", "alpha")

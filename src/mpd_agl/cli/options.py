@@ -7,7 +7,7 @@ in one message.
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpd_agl.runs.resolve import fields_of, unknown_field
+from mpd_agl.train.resolve import fields_of, unknown_field
 
 VALUES = {
     "preset": ("NAME", "a recipe of the package, see below"),

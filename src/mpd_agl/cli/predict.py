@@ -66,8 +66,8 @@ def run(argv: list[str]) -> int:
     import torch
 
     from mpd_agl.data.augment import normalise
-    from mpd_agl.runs.early_exit import int8_network
-    from mpd_agl.runs.load_run import load_pretrained, load_run
+    from mpd_agl.train.early_exit import int8_network
+    from mpd_agl.train.load_run import load_pretrained, load_run
     from mpd_agl.train.losses import mean_output
 
     if a.pretrained:

@@ -180,8 +180,8 @@ def print_trials(results: dict[str, Any], sweep: "Sweep") -> None:
 
 
 def _dry_run(sweep: "Sweep", *, as_json: bool) -> int:
-    from mpd_agl.runs.dry_run import measure
     from mpd_agl.train.console import duration
+    from mpd_agl.train.dry_run import measure
 
     estimate = measure(sweep.base)
     most_s = estimate.run_s * sweep.trials

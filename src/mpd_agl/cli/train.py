@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
+from mpd_agl.train.config import RunConfig
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
 from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, find_run
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ def _train(task: Task) -> int:
 
 
 def _start_or_resume(task: Task, display: "Display") -> "RunRecord":
-    from mpd_agl.runs.resuming import began_in_this_launch
-    from mpd_agl.runs.training import resume, start
     from mpd_agl.train.distributed import connect
+    from mpd_agl.train.resuming import began_in_this_launch
+    from mpd_agl.train.training import resume, start
 
     path, config, overwrite = task.path, task.config, "overwrite" in task.options.flags
     with connect() as ranks:
@@ -181,8 +181,8 @@ def _result(record: "RunRecord", path: Path) -> str:
 
 def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     """Print the configuration, and what it would cost."""
-    from mpd_agl.runs.dry_run import measure
     from mpd_agl.train.console import duration
+    from mpd_agl.train.dry_run import measure
 
     e = measure(config)  # first: an error stands alone
     if as_json:

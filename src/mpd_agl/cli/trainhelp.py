@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from mpd_agl.cli.options import FLAGS, VALUES
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import fields_of, flatten, list_presets, toml_value
+from mpd_agl.train.config import RunConfig
+from mpd_agl.train.resolve import fields_of, flatten, list_presets, toml_value
 
 EXIT_CODES = (
     "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "

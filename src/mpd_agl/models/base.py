@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.kernels import Replicas
 from mpd_agl.nn import (
     CONV_IMPLS,
     NORMS,
@@ -31,6 +30,7 @@ from mpd_agl.nn import (
     make_norm,
 )
 from mpd_agl.nn.recomputing import recompute, run
+from mpd_agl.ops import Replicas
 
 Layer = SpikingBlock | AnnBlock
 

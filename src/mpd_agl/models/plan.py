@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import native
-from mpd_agl.kernels.plan import CONV, LINEAR, MEAN, POOL, LayerSpec, NativePlan, PlaceSpec, SynapseSpec, padded
 from mpd_agl.models.base import Network, Pool
 from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
 from mpd_agl.models.vgg import ConvNet
@@ -35,6 +33,8 @@ from mpd_agl.nn import (
     fold,
 )
 from mpd_agl.nn.fold import whole
+from mpd_agl.ops import native
+from mpd_agl.ops.plan.native_plan import CONV, LINEAR, MEAN, POOL, LayerSpec, NativePlan, PlaceSpec, SynapseSpec, padded
 
 MOST = 255
 """Sums of spikes are bytes."""

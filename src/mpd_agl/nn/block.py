@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.bounded_size import BoundedSize
@@ -339,7 +339,7 @@ class SpikingBlock(nn.Module):
             neuron.show(Pass(x_SNC, self.current_map(x_SNC), kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         shared = self._shared_moments(x_SNC)
         apart = neuron.scaled or kept_0 is not None  # the residual is added behind the kernel
-        s_TNC, mean_C, var_C, *kept = kernels.tdbn_neuron(
+        s_TNC, mean_C, var_C, *kept = ops.tdbn_neuron(
             x_SNC,
             norm.weight,
             norm.bias,
@@ -365,11 +365,11 @@ class SpikingBlock(nn.Module):
         spikes_TNC: Tensor = neuron.finished((s_TNC, *kept) if kept else s_TNC, residual if apart else None, False)
         return spikes_TNC
 
-    def _shared_moments(self, x_SNC: Tensor) -> kernels.SharedMoments | None:
+    def _shared_moments(self, x_SNC: Tensor) -> ops.SharedMoments | None:
         """The statistics of a training batch that other processes hold parts of."""
         if self.norm is None or not self.norm.training or self.norm.replicas is None:
             return None
-        return kernels.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
+        return ops.shared_moments(x_SNC, self.norm.replicas, backend=self.neuron.backend)
 
     def _check(self, s_SNC: Tensor, num_steps: int | None, current_inputs: Sequence[Tensor], state: Any) -> int:
         """T, or a sentence for what this block cannot take."""
@@ -424,21 +424,21 @@ class SpikingBlock(nn.Module):
         if shared is not None:
             mean_C, var_C = shared.mean_C, shared.var_C
         elif norm.training:
-            mean_C, var_C = kernels.moments(x_SNC, backend=self.neuron.backend)
+            mean_C, var_C = ops.moments(x_SNC, backend=self.neuron.backend)
         return mean_C, norm.weight * (norm.alpha * norm.v_th) * torch.rsqrt(var_C + norm.eps), norm.bias
 
     @torch.no_grad()
     def observe(self, x_SNC: Tensor, kappa_T: Tensor) -> Tensor:
-        """`kernels.probe` of the synapse's output x over T = len(kappa_T) steps."""
+        """`ops.probe` of the synapse's output x over T = len(kappa_T) steps."""
         neuron = self.neuron
         options = {**neuron.probed(), "kept_0": neuron.beginning(x_SNC), "backend": neuron.backend}
-        return kernels.probe(x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, **options)
+        return ops.probe(x_SNC, *self.current_map(x_SNC), neuron.tau, kappa_T, **options)
 
 
 class AnnBlock(nn.Module):
     """The iso-architecture counterpart: synapse - batch norm - ReLU, no time."""
 
-    replicas: kernels.Replicas | None = None
+    replicas: ops.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
     def __init__(self, synapse: nn.Module) -> None:
@@ -466,7 +466,7 @@ class AnnBlock(nn.Module):
         assert norm.running_mean is not None
         assert norm.running_var is not None
         assert norm.num_batches_tracked is not None
-        mean_C, var_C, count, _ = kernels.batch_moments(x_NC.unsqueeze(0), self.replicas)
+        mean_C, var_C, count, _ = ops.batch_moments(x_NC.unsqueeze(0), self.replicas)
         with torch.no_grad():
             norm.running_mean.lerp_(mean_C, norm.momentum or 0.1)
             norm.running_var.lerp_(var_C * (count / (count - 1)), norm.momentum or 0.1)
@@ -489,7 +489,7 @@ class Readout(nn.Module):
         return logits
 
 
-def share_batch(net: nn.Module, replicas: kernels.Replicas | None) -> None:
+def share_batch(net: nn.Module, replicas: ops.Replicas | None) -> None:
     """Let a network's layers take training batches as parts of one that several processes share; None ends it.
 
     The statistics of tdBN, the measured moments, DeepTAGE's norms and ASGL's mask are then those of the whole batch. So

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mpd_agl.core.mpd import bound_factor
-from mpd_agl.kernels import Replicas
+from mpd_agl.ops import Replicas
 
 
 class BoundedSize:

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.kernels import active, convolution, costs, lookup, native
-from mpd_agl.kernels.active import MOST_KERNEL
-from mpd_agl.kernels.convolution import DENSE, EVENT, PASSES, Ways
+from mpd_agl.ops import native
+from mpd_agl.ops.conv import active, convolution, costs, lookup
+from mpd_agl.ops.conv.active import MOST_KERNEL
+from mpd_agl.ops.conv.convolution import DENSE, EVENT, PASSES, Ways
 
 CONV_IMPLS = ("dense", "event", "auto")
 EVERY = 1000

@@ -19,8 +19,8 @@ from mpd_agl import core
 from mpd_agl.core import Rectangular, Surrogate
 from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError
-from mpd_agl.kernels import Replicas
 from mpd_agl.nn.step_norm import TAB, TEBN
+from mpd_agl.ops import Replicas
 
 
 class Affine(NamedTuple):

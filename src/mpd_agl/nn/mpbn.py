@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.core import along_channels, lif, noisy_spike, spike
 from mpd_agl.errors import InputError
 from mpd_agl.nn.neuron import LIF, NOT_ASKED, PLIF, Neuron, Pass
@@ -53,7 +53,7 @@ class NormedPotential(Neuron):
             u_NC = normed_T[-1] - v_th
             if not self.is_noisy:
                 return spike(u_NC, kappa, self.surrogate, 1.0 if gain_T is None else gain_T[t])
-            draw = torch.rand_like(u_NC) if place is None else kernels.rand_like(u_NC, place)
+            draw = torch.rand_like(u_NC) if place is None else ops.rand_like(u_NC, place)
             return noisy_spike(u_NC, kappa, (draw >= self.noise).to(u_NC.dtype), self.surrogate)
 
         # The threshold stands behind the norm, in `fire`.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.core import RESETS, Surrogate, along_channels, get_surrogate, lif, noisy_spike
 from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError, unknown_name
@@ -130,7 +130,7 @@ class Neuron(nn.Module):
     v_th: Tensor | float
     leak: Leak = "two"
     """Terms of the leak sum in predicted moments: Theorem 2's two, or `full` for all of them."""
-    replicas: kernels.Replicas | None = None
+    replicas: ops.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
     repeating = False
     """True while a forward pass is computed a second time (see `nn.recompute`)."""
@@ -179,8 +179,8 @@ class Neuron(nn.Module):
             raise unknown_name("start", start, STARTS)
         if drop is not None and reset != "soft":
             raise InputError(f"drop={drop} is what a soft reset takes off, got reset={reset!r}. Use reset='soft'.")
-        if backend not in kernels.BACKENDS:
-            raise unknown_name("backend", backend, kernels.BACKENDS)
+        if backend not in ops.BACKENDS:
+            raise unknown_name("backend", backend, ops.BACKENDS)
         self.reset, self.decay_input, self.detach_reset = reset, decay_input, detach_reset
         self.noise, self.channel_dim, self.backend = noise, channel_dim, backend
         self.gain, self.drop, self.scaled = gain, drop, scaled
@@ -329,7 +329,7 @@ class Neuron(nn.Module):
 
     @torch.no_grad()
     def observe(self, i_SNC: Tensor, num_steps: int, kept_0: Tensor | None = None) -> PotentialSums:
-        """The sums of the potentials that a current gives (`kernels.probe`, which knows no `drop`)."""
+        """The sums of the potentials that a current gives (`ops.probe`, which knows no `drop`)."""
         if self.drop is not None:
             i_TNC = i_SNC.expand(num_steps, *i_SNC.shape[1:]).to(torch.promote_types(i_SNC.dtype, torch.float32))
             ones_T = i_TNC.new_ones(num_steps)
@@ -339,7 +339,7 @@ class Neuron(nn.Module):
         C = i_SNC.shape[axis]
         zero_C, one_C, one_T = i_SNC.new_zeros(C), i_SNC.new_ones(C), i_SNC.new_ones(num_steps)
         options = {**self.probed(), "channel_dim": axis, "kept_0": kept_0, "backend": self.backend}
-        sums_T6 = kernels.probe(i_SNC, zero_C, one_C, zero_C, self.tau, one_T, **options)
+        sums_T6 = ops.probe(i_SNC, zero_C, one_C, zero_C, self.tau, one_T, **options)
         return PotentialSums(i_SNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3])
 
     def channel_axis(self, i_SNC: Tensor) -> int:
@@ -348,7 +348,7 @@ class Neuron(nn.Module):
         return i_SNC.dim() - 1 if missing else self.channel_dim % i_SNC.dim()
 
     def probed(self) -> dict[str, Any]:
-        """`dynamics` without what only a backward pass reads: for `kernels.probe`."""
+        """`dynamics` without what only a backward pass reads: for `ops.probe`."""
         return {k: v for k, v in self.dynamics().items() if k != "detach_reset"}
 
     def forward(
@@ -381,7 +381,7 @@ class Neuron(nn.Module):
         if self.watchers:
             self.show(Pass(i_SNC, None, kappa_T, torch.is_grad_enabled(), kept_0=kept_0))
         apart = self.scaled or (self.start is not None and not asked)  # the residual is added behind the kernel
-        found = kernels.neuron(
+        found = ops.neuron(
             i_SNC,
             self.tau,
             kappa_T,
@@ -467,7 +467,7 @@ class Neuron(nn.Module):
         place = None if self.replicas is None else self.replicas.place(i_SNC.shape[1])
 
         def fire(u: Tensor, kappa: Tensor, t: int) -> Tensor:
-            draw = torch.rand_like(u) if place is None else kernels.rand_like(u, place)
+            draw = torch.rand_like(u) if place is None else ops.rand_like(u, place)
             return noisy_spike(u, kappa, (draw >= self.noise).to(u.dtype), self.surrogate)
 
         options = {k: v for k, v in self.call_options(kappa_T.shape[0], gain_T).items() if k != "backend"}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl import core, kernels
+from mpd_agl import core, ops
 from mpd_agl.errors import InputError
 
 
@@ -23,7 +23,7 @@ class TdBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    replicas: kernels.Replicas | None = None
+    replicas: ops.Replicas | None = None
     """Processes that hold the other parts of each training batch; set by `share_batch`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class TdBatchNorm(nn.Module):
         """
         self.check(x_SNC)
         if self.training and self.replicas is not None:
-            mean_C, var_C, count, _ = kernels.batch_moments(x_SNC, self.replicas)
+            mean_C, var_C, count, _ = ops.batch_moments(x_SNC, self.replicas)
             self.track(mean_C.detach(), var_C.detach(), count * ((num_steps or 1) // x_SNC.shape[0] or 1))
             i_SNC = core.tdbn(
                 x_SNC, self.weight, self.bias, mean_C, var_C, v_th=self.v_th, alpha=self.alpha, eps=self.eps

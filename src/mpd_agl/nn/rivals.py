@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.core.mpd import WidthForm
 from mpd_agl.errors import InputError
 from mpd_agl.nn.moments import CAPACITY, PotentialSums
@@ -141,7 +141,7 @@ class AtgoNeuron(PLIF):
                 v_T.append(v_NC if kept is None else v_NC + (tau * kept).detach())
             dynamics = {**self.dynamics(), "v_th": theta.to(dtype)}
             options = {"num_steps": 1, "kept_0": kept, "return_state": True, **self.call_options(1)}
-            s_1NC, kept = kernels.neuron(i_1NC, tau, kappa.expand(1), **options, **dynamics)
+            s_1NC, kept = ops.neuron(i_1NC, tau, kappa.expand(1), **options, **dynamics)
             spikes.append(s_1NC[0].movedim(min(1, s_1NC.dim() - 2), -1))  # channels innermost, as convolutions want it
             thetas.append(theta)
             kappas.append(kappa)

@@ -9,7 +9,7 @@ Shapes: x is (S, N, C) or (S, N, C, H, W), with S = T, or S = 1 where one input 
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import kernels
+from mpd_agl import ops
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 
@@ -135,7 +135,7 @@ class TAB(TdBatchNorm):
         S, _, C = x_SNC.shape[:3]
         if self.replicas is not None:  # steps beside channels: the parts of the batch are merged for each
             x_1NC = x_SNC.transpose(0, 1).flatten(1, 2).unsqueeze(0)
-            mean, var, total, _ = kernels.batch_moments(x_1NC, self.replicas)
+            mean, var, total, _ = ops.batch_moments(x_1NC, self.replicas)
             return mean.view(S, C), var.view(S, C), total
         x = x_SNC.to(torch.promote_types(x_SNC.dtype, torch.float32))
         var_SC, mean_SC = torch.var_mean(x, dim=[a for a in range(x.dim()) if a not in (0, 2)], correction=0)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, sentence
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
-from mpd_agl.train.config import ConfigTable
+from mpd_agl.train.config import RunConfig
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, sentence
+from mpd_agl.train.tables import ConfigTable
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
@@ -183,8 +183,8 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
         return base
     if base.data.holdout:
         return base
-    from mpd_agl.runs.build import load_data
-    from mpd_agl.runs.resolve import data_set
+    from mpd_agl.train.build import load_data
+    from mpd_agl.train.resolve import data_set
 
     counts = data_set(base).counts
     if not counts:  # only the files tell

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.runs.config import RunConfig
-from mpd_agl.runs.resolve import as_error, fields_of, merge, nest, resolve, unknown_field
+from mpd_agl.train.config import RunConfig
+from mpd_agl.train.resolve import as_error, fields_of, merge, nest, resolve, unknown_field
 
 Value = str | int | float | bool
 WORDS = {"choices", "low", "high", "log", "step", "int"}

@@ -59,8 +59,8 @@ def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes
     A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the
     sweep goes on; what would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
     """
-    from mpd_agl.runs.training import resume, start
     from mpd_agl.train.runfolder import MARK
+    from mpd_agl.train.training import resume, start
 
     study = open_study(folder, sweep)
     if number not in unfinished(study):  # two jobs of one trial: the first has told

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mpd_agl.errors import InputError
 from mpd_agl.train import checkpoint
-from mpd_agl.train.config import CheckpointConfig, LoopConfig, OptimConfig
 from mpd_agl.train.distributed import EndedTogether
 from mpd_agl.train.evaluate import Batches, evaluate
 from mpd_agl.train.observe import Display, Observer, Progress
@@ -24,6 +23,7 @@ from mpd_agl.train.rng import restore_rng, rng_state
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.signals import Stopped, StopRequest
 from mpd_agl.train.step import NotFinite, Stepper, bad, bad_state
+from mpd_agl.train.tables import CheckpointConfig, LoopConfig, OptimConfig
 from mpd_agl.train.trackers import Trackers
 
 

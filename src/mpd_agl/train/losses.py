@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.config import LossConfig
+from mpd_agl.train.tables import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.nn import TdBatchNorm
-from mpd_agl.train.config import OptimConfig
+from mpd_agl.train.tables import OptimConfig
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.Optimizer:

@@ -20,7 +20,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.nn import Neuron
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import Loss, correct
-from mpd_agl.train.objectives import Objective
+from mpd_agl.train.objective import Objective
 
 BATCH_AXIS = -4
 """Of images (N, C, H, W) and frames (T, N, C, H, W) alike."""

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpd_agl.train.config import TrackConfig
+from mpd_agl.train.tables import TrackConfig
 
 
 class Tracker(Protocol):

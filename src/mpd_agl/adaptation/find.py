@@ -1,0 +1,267 @@
+"""What stands before each spiking neuron: found by following one training pass back through its graph of gradients.
+
+Every tensor of a pass knows the operation that made it, and that one the operations before it. Walking back from a
+neuron's current, the first norm, synapse or neuron on each path is what the current is made of. So a norm is found
+through views, folded time, pooling and sums, however the network's `forward` is written.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpd_agl.adaptation.adapters import Adapter, adapter_of
+from mpd_agl.adaptation.spike import AdaptiveSpike, Watcher, affine_before
+
+SYNAPSES = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.Embedding)
+
+_MOVES = {
+    "Alias",
+    "AsStrided",
+    "Cat",
+    "Clone",
+    "Contiguous",
+    "Expand",
+    "Permute",
+    "Repeat",
+    "Reshape",
+    "Select",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "Stack",
+    "ToCopy",
+    "Transpose",
+    "T",
+    "Unbind",
+    "Unfold",
+    "UnsafeSplit",
+    "UnsafeView",
+    "Unsqueeze",
+    "View",
+    "Flatten",
+    "Movedim",
+}
+"""Operations that only move values, as torch names them in the graph."""
+_PRODUCTS = ("Convolution", "Addmm", "Mm", "Bmm", "Linear", "Baddbmm", "Einsum")
+
+
+@dataclass
+class Layer:
+    """A spiking neuron of the network, and what was found before it."""
+
+    name: str
+    neuron: nn.Module
+    adapter: Adapter
+    spike: AdaptiveSpike
+    norms: list[tuple[str, nn.Module]] = field(default_factory=list)
+    synapses: list[tuple[str, nn.Module]] = field(default_factory=list)
+    """Those whose output, behind the norms if there are any, is the neuron's current."""
+    predictable: bool = False
+    """Whether the current is the norms' output, or a sum of them, and nothing else."""
+    is_direct: bool = False
+    """Whether the output of one norm is the neuron's current as it stands, only moved."""
+    is_read: bool = True
+    """Whether the network's output depends on the spikes; not so where it is this neuron's potential alone."""
+    num_calls: int = 0
+    """How often a training pass calls the neuron at the first timestep."""
+
+
+def operation(node: Any) -> str:
+    """`ViewBackward0` -> `View`."""
+    return str(node.name()).removesuffix("0").removesuffix("1").removesuffix("Backward")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(v)
+
+
+@dataclass
+class Tracer:
+    """Hooks on norms, synapses and neurons that remember which operation made each one's output."""
+
+    made_by: dict[Any, tuple[str, nn.Module]] = field(default_factory=dict)
+    """Operation -> the module whose output it made. Kept here, no operation is freed and its address used again."""
+    norm_inputs: dict[nn.Module, Any] = field(default_factory=dict)
+    currents: dict[nn.Module, Any] = field(default_factory=dict)
+    """Neuron -> the operation that made its first current."""
+    order: list[nn.Module] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def attached(self, net: nn.Module) -> Iterator[None]:
+        """Watch one pass."""
+        handles = []
+        for name, module in net.named_modules():
+            is_neuron, is_norm = adapter_of(module) is not None, affine_before(module) is not None
+            if not (is_neuron or is_norm or isinstance(module, SYNAPSES)):
+                continue
+
+            def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                for tensor in _tensors(output):
+                    self._remember(tensor.grad_fn, (name, module))
+
+            handles.append(module.register_forward_hook(leave))
+            if is_neuron or is_norm:
+                handles.append(module.register_forward_pre_hook(self._enter))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _remember(self, node: Any, owner: tuple[str, nn.Module]) -> None:
+        """The operation that made an output; behind a view also the one before, as `out += x` writes through a view."""
+        while node is not None and node not in self.made_by:
+            self.made_by[node] = owner
+            if operation(node) not in _MOVES or len(node.next_functions) != 1:
+                return
+            node = node.next_functions[0][0]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        table = self.currents if adapter_of(module) is not None else self.norm_inputs
+        if module not in table and args:
+            first = next(_tensors(args), None)
+            table[module] = None if first is None else first.grad_fn
+            if table is self.currents:
+                self.order.append(module)
+
+    def sources(self, node: Any) -> tuple[list[tuple[str, nn.Module] | None], set[str]]:
+        """The modules that a value comes from, None for a source that is none, and the operations between."""
+        found: list[tuple[str, nn.Module] | None] = []
+        between: set[str] = set()
+        seen, todo = set(), [node]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self.made_by:
+                if self.made_by[node] not in found:
+                    found.append(self.made_by[node])
+                continue
+            name = operation(node)
+            if "Norm" in name or name in _PRODUCTS or not node.next_functions:
+                found.append(None)  # a norm or a product written as a function, or an input
+                continue
+            between.add(name)
+            todo.extend(n for n, _ in node.next_functions)
+        return found, between
+
+    def describe(self, layer: Layer) -> None:
+        """Fill in what stands before a layer."""
+        found, between = self.sources(self.currents.get(layer.neuron))
+        modules = [f for f in found if f is not None]
+        layer.norms = [f for f in modules if affine_before(f[1]) is not None]
+        synapses = [f for f in modules if isinstance(f[1], SYNAPSES)]
+        for _, norm in layer.norms:
+            behind, _ = self.sources(self.norm_inputs.get(norm))
+            synapses += [f for f in behind if f is not None and isinstance(f[1], SYNAPSES)]
+        layer.synapses = synapses
+        only_norms = len(layer.norms) == len(found) > 0
+        # A sum of one norm with itself or with a constant has other moments than that norm's.
+        layer.predictable = only_norms and between <= _MOVES | {"Add"} and (len(found) > 1) == ("Add" in between)
+        layer.is_direct = only_norms and len(found) == 1 and between <= _MOVES
+
+
+Run = Callable[[], object]
+
+
+def default_forward(net: nn.Module, batch: Any) -> object:
+    """`net(x)`; of a (x, labels) pair, as data loaders give it, the first."""
+    return net(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def to_rest(net: nn.Module) -> None:
+    """Let every neuron, and every other stateful module of SpikingJelly, forget its state."""
+    for module in net.modules():
+        adapter = adapter_of(module)
+        if adapter is not None and adapter.refusal(module) is None:
+            adapter.to_rest(module)
+        elif any(k.__name__ == "MemoryModule" for k in type(module).__mro__):
+            module.reset()  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def rehearsal(net: nn.Module) -> Iterator[None]:
+    """Training passes that leave no trace: modes, buffers, states and random numbers come back."""
+    modes = {m: m.training for m in net.modules()}
+    buffers = {
+        m: {k: (b, None if b is None else b.detach().clone()) for k, b in m._buffers.items()} for m in net.modules()
+    }
+    devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[d for d in devices if d is not None]):
+        net.train()
+        to_rest(net)
+        try:
+            yield
+        finally:
+            to_rest(net)
+            with torch.no_grad():
+                for module, saved in buffers.items():
+                    for name, (buffer, value) in saved.items():
+                        if buffer is None or value is None:
+                            continue
+                        if module._buffers.get(name) is buffer and buffer.shape == value.shape:
+                            buffer.copy_(value)
+                        else:
+                            module._buffers[name] = value
+            for module, mode in modes.items():
+                module.training = mode
+
+
+@contextlib.contextmanager
+def everything_requires_grad(net: nn.Module) -> Iterator[None]:
+    """The graph must reach frozen layers, too."""
+    frozen = [p for p in net.parameters() if not p.requires_grad and p.is_floating_point()]
+    for p in frozen:
+        p.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+def _behind(nodes: list[Any]) -> set[Any]:
+    """Every operation that these depend on, themselves included."""
+    found: set[Any] = set()
+    todo = [node for node in nodes if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(n for n, _ in node.next_functions if n is not None)
+    return found
+
+
+def trace(net: nn.Module, run: Run, layers: list[Layer]) -> list[Layer]:
+    """One training pass: the layers in the order in which they ran, each with what stands before it."""
+    tracer = Tracer()
+    fired: dict[nn.Module, list[Any]] = {layer.neuron: [] for layer in layers}
+
+    def watcher(nodes: list[Any]) -> Watcher:
+        return lambda t, u, s: nodes.append(s.grad_fn)
+
+    watchers = [(layer.spike.watchers, watcher(fired[layer.neuron])) for layer in layers]
+    for watched, one in watchers:
+        watched.append(one)
+    with contextlib.ExitStack() as at_end, torch.enable_grad(), everything_requires_grad(net), tracer.attached(net):
+        for watched, one in watchers:
+            at_end.callback(watched.remove, one)
+        result = run()  # kept until the graph was read
+        reached = _behind([t.grad_fn for t in _tensors(result)])
+        by_neuron = {layer.neuron: layer for layer in layers}
+        ran = [by_neuron[n] for n in tracer.order if n in by_neuron]
+        for layer in ran:
+            tracer.describe(layer)
+            made = [node for node in fired[layer.neuron] if node is not None]
+            layer.is_read = not (reached and made) or any(node in reached for node in made)
+    del result
+    return ran

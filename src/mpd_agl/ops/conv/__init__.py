@@ -1,0 +1,1 @@
+"""Convolutions of spikes: dense, event-driven and Winograd's form."""

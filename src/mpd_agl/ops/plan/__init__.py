@@ -1,0 +1,1 @@
+"""Inference plans: a folded network answered by one native call."""

@@ -1,0 +1,1 @@
+"""Norm, neuron and surrogate as one step: one function, one file per implementation."""
