@@ -8,11 +8,15 @@ A plugin's pyproject.toml names a function without arguments, which registers wh
 
 import os
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 
 from mpd_agl.errors import InputError
 
 GROUP = "mpd_agl.plugins"
+GUESTS = "mpd_agl.rivals"
+"""The other systems, which register as a plugin does; the package works without this folder."""
 
 
 _loaded: dict[str, InputError | None] = {}
@@ -24,6 +28,9 @@ def load_plugins() -> tuple[str, ...]:
     `MPD_AGL_PLUGINS=0` in the environment leaves all of them out. A plugin that fails is named, each time that plugins
     are asked for, so that it can be mended or removed.
     """
+    if GUESTS not in _loaded and find_spec(GUESTS) is not None:
+        _loaded[GUESTS] = None  # first: registering asks for names
+        import_module(GUESTS).register()
     if os.environ.get("MPD_AGL_PLUGINS") == "0":
         return ()
     for point in _points():
@@ -39,7 +46,7 @@ def load_plugins() -> tuple[str, ...]:
     for failure in _loaded.values():
         if failure is not None:
             raise failure
-    return tuple(_loaded)
+    return tuple(name for name in _loaded if name != GUESTS)
 
 
 @cache

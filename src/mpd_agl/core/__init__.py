@@ -1,14 +1,12 @@
 """The written equations, as pure functions on tensors: the reference that everything faster is tested against."""
 
-from mpd_agl.core.atgo import AtgoSequence, atgo
 from mpd_agl.core.lif import RESETS, along_channels, lif
 from mpd_agl.core.mpd import (
+    CHAIN_GROWTH,
     KAPPA_MIN,
-    atgo_width,
     bounded_size,
     chain_share,
     chain_width,
-    deeptage_width,
     gain_constants,
     input_moments,
     lsg_width,
@@ -19,45 +17,33 @@ from mpd_agl.core.mpd import (
     signal_share,
 )
 from mpd_agl.core.surrogate import (
-    MPR,
-    S2NN,
     SURROGATES,
     Arctan,
-    ArctanPeak,
-    FastSigmoid,
     Rectangular,
     Sigmoid,
     Surrogate,
     Triangular,
     get_surrogate,
-    noisy_spike,
     register_surrogate,
     spike,
 )
 from mpd_agl.core.tdbn import batch_moments, tdbn, update_running
 
 __all__ = [
+    "CHAIN_GROWTH",
     "KAPPA_MIN",
-    "MPR",
     "RESETS",
-    "S2NN",
     "SURROGATES",
     "Arctan",
-    "ArctanPeak",
-    "AtgoSequence",
-    "FastSigmoid",
     "Rectangular",
     "Sigmoid",
     "Surrogate",
     "Triangular",
     "along_channels",
-    "atgo",
-    "atgo_width",
     "batch_moments",
     "bounded_size",
     "chain_share",
     "chain_width",
-    "deeptage_width",
     "gain_constants",
     "get_surrogate",
     "input_moments",
@@ -65,7 +51,6 @@ __all__ = [
     "lsg_width",
     "matched_gain",
     "mpd_width",
-    "noisy_spike",
     "potential_moments",
     "quantile_width",
     "register_surrogate",

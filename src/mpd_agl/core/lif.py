@@ -36,25 +36,22 @@ def lif(
     detach_reset: bool = False,
     reset: str = "hard",
     decay_input: bool = False,
-    kept_0: Tensor | None = None,
+    state: Tensor | None = None,
     gain_T: Tensor | None = None,
-    drop: float | None = None,
     channel_dim: int = 2,
     fire: Fire | None = None,
-    return_state: bool = False,
-) -> tuple[Tensor, ...]:
-    """Run neurons over T steps; returns spikes s_T and potentials v_T (before reset), and kept_T where `return_state`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run neurons over T steps; returns spikes s_T, potentials v_T (before reset) and the state after the last step.
 
     `v_t = tau * kept_{t-1} + i_t` and `s_t = (v_t >= v_th)`; `tau` in (0, 1] is the share that is kept (1: no leak).
     With `decay_input` the current is `(1 - tau) * i_t`. A hard reset keeps `v_t * (1 - s_t)`, a soft one `v_t - v_th *
-    s_t`. Neurons start at rest, or from `kept_0`, what an earlier call left. The gradient flows through the reset (Eq.
+    s_t`. Neurons start at rest, or from `state`, what an earlier call kept. The gradient flows through the reset (Eq.
     13) unless `detach_reset`. `tau` and `v_th` are one value each or one per channel, on axis `channel_dim` of i_T.
-    `gain_T` multiplies the surrogate's height at each step. `drop` is what a soft reset takes off in place of v_th.
-    `fire(u, kappa_t, t)` replaces the spike function.
+    `gain_T` multiplies the surrogate's height at each step. `fire(u, kappa_t, t)` replaces the spike function.
 
-    >>> s_T, v_T = lif(torch.tensor([[0.4], [0.45], [0.1]]), tau=0.2, kappa_T=torch.ones(3))
-    >>> v_T.squeeze(1), s_T.squeeze(1)
-    (tensor([0.4000, 0.5300, 0.1000]), tensor([0., 1., 0.]))
+    >>> s_T, v_T, state = lif(torch.tensor([[0.4], [0.45], [0.1]]), tau=0.2, kappa_T=torch.ones(3))
+    >>> v_T.squeeze(1), s_T.squeeze(1), state
+    (tensor([0.4000, 0.5300, 0.1000]), tensor([0., 1., 0.]), tensor([0.1000]))
     """
     shape = i_T.shape
     if kappa_T.shape != shape[:1]:
@@ -63,15 +60,13 @@ def lif(
         raise InputError(f"gain_T must hold one factor per timestep, ({shape[0]},), got {tuple(gain_T.shape)}.")
     if gain_T is not None and fire is not None:
         raise InputError("gain_T multiplies the surrogate's height, got fire= as well, which has its own. Use one.")
-    if kept_0 is not None and kept_0.shape != shape[1:]:
-        raise InputError(f"kept_0 must have the shape of one timestep, {tuple(shape[1:])}, got {tuple(kept_0.shape)}.")
+    if state is not None and state.shape != shape[1:]:
+        raise InputError(f"state must have the shape of one timestep, {tuple(shape[1:])}, got {tuple(state.shape)}.")
     if reset not in RESETS:
         raise unknown_name("reset", reset, RESETS)
-    if drop is not None and reset != "soft":
-        raise InputError(f"drop={drop} is what a soft reset takes off, got reset={reset!r}. Use reset='soft'.")
     tau = along_channels("tau", tau, shape, channel_dim)
     v_th = along_channels("v_th", v_th, shape, channel_dim)
-    kept = torch.zeros_like(i_T[0]) if kept_0 is None else kept_0
+    kept = torch.zeros_like(i_T[0]) if state is None else state
     spikes, potentials = [], []
     for t in range(shape[0]):
         v = tau * kept + (1 - tau if decay_input else 1) * i_T[t]  # Eq. 2
@@ -79,8 +74,7 @@ def lif(
         gain = 1.0 if gain_T is None else gain_T[t]
         s = spike(u, kappa_T[t], surrogate, gain) if fire is None else fire(u, kappa_T[t], t)  # Eq. 3
         reset_by = s.detach() if detach_reset else s
-        kept = v * (1 - reset_by) if reset == "hard" else v - (v_th if drop is None else drop) * reset_by
+        kept = v * (1 - reset_by) if reset == "hard" else v - v_th * reset_by
         spikes.append(s)
         potentials.append(v)
-    sequences = torch.stack(spikes), torch.stack(potentials)
-    return (*sequences, kept) if return_state else sequences
+    return torch.stack(spikes), torch.stack(potentials), kept

@@ -4,13 +4,12 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpd_agl.core.surrogate import Surrogate
 from mpd_agl.errors import InputError, unknown_name
 
 Moments = Literal["paper", "exact"]
-Leak = Literal["two", "full"]
 
 KAPPA_MIN = 0.1
 """Smallest width, as a multiple of v_th: a gamma_bar of 0 gives the width 0, whose surrogate has no finite height."""
@@ -41,29 +40,17 @@ def input_moments(
     raise unknown_name("moments", moments, ("paper", "exact"))
 
 
-def potential_moments(
-    mean: Tensor, std: Tensor, tau: Tensor | float, num_steps: int, *, leak: Leak = "two"
-) -> tuple[Tensor, Tensor]:
+def potential_moments(mean: Tensor, std: Tensor, tau: Tensor | float, num_steps: int) -> tuple[Tensor, Tensor]:
     """Theorem 2: mean_T and std_T of the membrane potential, from those of the pre-synaptic input.
 
-    `leak="two"` is the theorem as it stands, two terms of the leak sum: t = 1: the input's own moments; t > 1: `N((1 +
-    tau) mean, (1 + tau^2) std^2)`. `leak="full"` keeps the whole geometric sum, `D(tau, t) mean` and `D(tau^2, t)
-    std^2` with `D(a, t) = 1 + a + ... + a^(t-1)`: at tau = 0.9 and t = 10 the deviation is 2.15 std, not 1.35 std.
-    Where `mean` and `std` hold one value per step, step t takes its own and what leaks from those before it.
-    Neither knows the reset, and both take the inputs of different steps as independent: approximations.
+    t = 1: the input's own moments; t > 1: `N((1 + tau) mean, (1 + tau^2) std^2)`, two terms of the leak sum. Where
+    `mean` and `std` hold one value per step, step t takes its own and what leaks from the one before it. The theorem
+    leaves out the reset and takes the inputs of different steps as independent: an approximation.
     """
     tau = torch.as_tensor(tau, dtype=mean.dtype, device=mean.device)
-    if leak not in ("two", "full"):
-        raise unknown_name("leak", leak, ("two", "full"))
     if mean.dim():
-        # t - j steps leak by tau^(t-j); the theorem keeps j = t and j = t - 1.
-        steps_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
-        ago_TT = steps_T[:, None] - steps_T
-        kept_TT = tau.pow(ago_TT.clamp_min(0)) * ((ago_TT >= 0) & (ago_TT <= (1 if leak == "two" else num_steps)))
-        return kept_TT @ mean, (kept_TT.square() @ std.square()).sqrt()
-    if leak == "full":
-        exponents_T = torch.arange(num_steps, dtype=mean.dtype, device=mean.device)
-        return tau.pow(exponents_T).cumsum(0) * mean, (tau * tau).pow(exponents_T).cumsum(0).sqrt() * std
+        before = nn.functional.pad(mean[:-1], (1, 0)), nn.functional.pad(std[:-1], (1, 0))
+        return mean + tau * before[0], (std.square() + (tau * before[1]).square()).sqrt()
     later = num_steps - 1
     mean_T = torch.cat([mean.reshape(1), ((1 + tau) * mean).reshape(1).expand(later)])
     std_T = torch.cat([std.reshape(1), (torch.sqrt(1 + tau * tau) * std).reshape(1).expand(later)])
@@ -111,25 +98,6 @@ def quantile_width(
         first_T1 = (inside_TP < share).sum(1, keepdim=True).clamp(1, 64)
         low, high = kappa_TP.gather(1, first_T1 - 1)[:, 0], kappa_TP.gather(1, first_T1)[:, 0]
     return (low + high) / 2
-
-
-WidthForm = Literal["threshold", "sigma"]
-
-
-def atgo_width(theta: Tensor, std: Tensor, *, v_th: float = 0.5, width: float = 1.0, form: WidthForm) -> Tensor:
-    """DS-ATGO (Jiang et al. 2026): `kappa = k0 (1 + tanh(theta - V_th))`, never under `KAPPA_MIN * V_th`.
-
-    `form="threshold"` is the paper's; `"sigma"` is the published code's, which has the potential's standard deviation
-    in theta's place.
-
-    >>> theta, std = torch.tensor([0.5, 1.5]), torch.tensor([0.5, 0.5])
-    >>> atgo_width(theta, std, form="threshold"), atgo_width(theta, std, form="sigma")
-    (tensor([1.0000, 1.7616]), tensor([1., 1.]))
-    """
-    if form not in ("threshold", "sigma"):
-        raise unknown_name("form", form, ("threshold", "sigma"))
-    by = theta if form == "threshold" else std
-    return (width * (1 + torch.tanh(by - v_th))).clamp_min(KAPPA_MIN * v_th)
 
 
 EQ7_SHARE = 0.4772
@@ -256,16 +224,18 @@ def bounded_size(g_in: Tensor, g_out: Tensor, s_in: Tensor, s_out: Tensor, layer
     >>> bounded_size(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 1.0]), s_in, s_out, layers=1)
     tensor([3., 4.])
     """
-    bounded: Tensor = g_in * bound_factor(g_in.norm(), g_out.norm(), s_in.std(), s_out.std(), layers)
+    bounded: Tensor = g_in * bound_factor(
+        g_in.norm(), g_out.norm(), s_in.std(), s_out.std(), CHAIN_GROWTH ** (1 / layers)
+    )
     return bounded
 
 
-def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Tensor, layers: float) -> Tensor:
+def bound_factor(norm_in: Tensor, norm_out: Tensor, std_in: Tensor, std_out: Tensor, max_growth: float) -> Tensor:
     """What `bounded_size` multiplies by, from the norms of both gradients and the deviations of both signals.
 
     A layer that is silent, or fires always, has no deviation to measure by and passes its gradient on as it is.
     """
-    most = CHAIN_GROWTH ** (1 / layers) * norm_out * std_out / std_in.clamp_min(1e-6)
+    most = max_growth * norm_out * std_out / std_in.clamp_min(1e-6)
     return torch.where((norm_in > most) & (std_out > 0), most / norm_in, 1.0)
 
 
@@ -276,12 +246,3 @@ def gain_constants() -> dict[str, float]:
     {'end_share': 0.005, 'far_out': 2.0, 'chain_growth': 30.0}
     """
     return {"end_share": END_SHARE, "far_out": FAR_OUT, "chain_growth": CHAIN_GROWTH}
-
-
-def deeptage_width(sigma_T: Tensor, *, weight: float = 0.25) -> Tensor:
-    """DeepTAGE (Liu et al. 2025): `delta_t = w sigma_t/sigma_1 + (1 - w)`; `sigma_t = ||v_t - v_th||_2` over the layer.
-
-    >>> deeptage_width(torch.tensor([2.0, 4.0]))
-    tensor([1.0000, 1.2500])
-    """
-    return weight * sigma_T / sigma_T[0].clamp_min(1e-12) + (1 - weight)

@@ -1,6 +1,6 @@
 """The spike (Eq. 3) and the surrogates that stand in for its derivative (Eq. 6).
 
-A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, and the soft step H that it is the derivative of.
+A surrogate is a value: a bump `h(u; kappa)` around u = v - v_th = 0, the derivative of a soft step H.
 All shapes are written as `h(u; kappa) = phi(u / kappa) / kappa`: unit area and peak `1/kappa`, so that one kappa means
 the same for each of them.
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.plugins import load_plugins
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,6 @@ class Surrogate(ABC):
     @abstractmethod
     def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """h(u; kappa), the stand-in for ds/dv; u = v - v_th."""
-
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """H(u; kappa), the smooth step whose derivative by u is `grad`. Only noisy spikes (ASGL) ask for it."""
-        raise InputError(
-            f"surrogate {self.name!r} has no soft_step, which ASGL's noisy spikes need. "
-            "Write it (the integral of grad over u), or use another surrogate."
-        )
 
     def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """dH/dkappa, for learnable widths: `-(u/kappa) h(u; kappa)` if H depends on u/kappa alone; else override it."""
@@ -72,9 +66,6 @@ class Rectangular(Surrogate):
         """Eq. 6."""
         return (u.abs() < kappa / 2).to(u.dtype) / kappa
 
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """clamp(u/kappa + 1/2, 0, 1)."""
-        return (u / kappa + 0.5).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -87,10 +78,6 @@ class Triangular(Surrogate):
         """The triangle of half-width kappa."""
         return (1 - u.abs() / kappa).clamp_min(0) / kappa
 
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """1/2 + r - r|r|/2 with r = u/kappa kept within [-1, 1]."""
-        r = (u / kappa).clamp(-1, 1)
-        return 0.5 + r - 0.5 * r * r.abs()
 
 
 @dataclass(frozen=True)
@@ -104,9 +91,6 @@ class Sigmoid(Surrogate):
         r = u * 4 / kappa
         return torch.sigmoid(r) * torch.sigmoid(-r) * 4 / kappa
 
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """sigmoid(4u/kappa)."""
-        return torch.sigmoid(u * 4 / kappa)
 
 
 @dataclass(frozen=True)
@@ -120,128 +104,10 @@ class Arctan(Surrogate):
         r = u * math.pi / kappa
         return 1 / (1 + r * r) / kappa
 
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """1/2 + arctan(pi u/kappa)/pi."""
-        return 0.5 + torch.atan(u * math.pi / kappa) / math.pi
-
-
-@dataclass(frozen=True)
-class ArctanPeak(Surrogate):
-    """DeepTAGE's shape (Liu et al. 2025), the arctan bump with peak 1 and area delta: `1 / (1 + pi^2 (u/delta)^2)`."""
-
-    name: ClassVar[str] = "arctan-peak"
-
-    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """As `Arctan`, not divided by the width."""
-        r = u * math.pi / kappa
-        return 1 / (1 + r * r)
-
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """delta * (1/2 + arctan(pi u/delta)/pi): not a step from 0 to 1, since the area is delta."""
-        return kappa * (0.5 + torch.atan(u * math.pi / kappa) / math.pi)
-
-    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """dH/dkappa of that soft step."""
-        r = u * math.pi / kappa
-        h = self.grad(u, kappa)
-        return 0.5 + torch.atan(r) / math.pi - torch.where(h == 0, 0.0, (u / kappa) * h)
-
-
-@dataclass(frozen=True)
-class FastSigmoid(Surrogate):
-    """`h(u) = 1 / (1 + k |u|)^2` with slope `k = 2/kappa` (Zenke and Ganguli 2018): peak 1, area kappa.
-
-    >>> FastSigmoid().grad(torch.tensor([0.0, 0.01]), 2 / 100)
-    tensor([1.0000, 0.2500])
-    """
-
-    name: ClassVar[str] = "fast-sigmoid"
-
-    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """Not divided by the width: a steeper slope makes the bump narrower, not higher."""
-        return (1 / (1 + 2 * (u / kappa).abs())).square()
-
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """kappa (1/2 + r/(1 + 2|r|)) with r = u/kappa: a step from 0 to kappa, since the area is kappa."""
-        r = u / kappa
-        return kappa * (0.5 + r / (1 + 2 * r.abs()))
-
-    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """dH/dkappa of that soft step."""
-        below = 1 / (1 + 2 * (u / kappa).abs())
-        r_below = 0.5 * torch.sign(u) * (1 - below)  # r/(1 + 2|r|), finite however large r is
-        return 0.5 + r_below - r_below * below
-
-
-@dataclass(frozen=True)
-class S2NN(Surrogate):
-    """The surrogate of single-step networks (Suetake et al. 2023), written at its a = 4, b = 1, with r = u/kappa.
-
-    `h(u) = 4 p (1 - p)/kappa` with `p = sigmoid(4 r)` below the threshold, `1/(kappa (r + 1))` from it on. The upper
-    part falls so slowly that the area has no bound.
-
-    >>> S2NN().grad(torch.tensor([-0.5, 0.0, 1.0]), 1.0)
-    tensor([0.4200, 1.0000, 0.5000])
-    """
-
-    name: ClassVar[str] = "s2nn"
-
-    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """Steep below the threshold, a long tail above it."""
-        r = u / kappa
-        below = torch.sigmoid(4 * r) * torch.sigmoid(-4 * r) * 4
-        return torch.where(u < 0, below, 1 / (r.clamp_min(0) + 1)) / kappa
-
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """sigmoid(4r) below the threshold, 1/2 + log(1 + r) from it on."""
-        r = u / kappa
-        return torch.where(u < 0, torch.sigmoid(4 * r), 0.5 + torch.log1p(r.clamp_min(0)))
-
-
-@dataclass(frozen=True)
-class MPR(Surrogate):
-    """The membrane potential rectificator (Guo et al. 2022) before a rectangle, at v_th = 1/2: `h(psi(u)) psi'(u)`.
-
-    The rectified potential is `phi(v) = v^(1/3)` over 1, `1 - (1 - v)^(1/3)` under 0, and `1/2 + tanh(3 (v - 1/2))/(2
-    tanh 1.5)` between. It rises and has phi(1/2) = 1/2, so a neuron with v_th = 1/2 fires at the same potentials with
-    and without it: only the gradient knows it. `psi(u) = phi(u + 1/2) - 1/2` is odd.
-
-    >>> MPR().grad(torch.tensor([-0.6, 0.0, 0.4]), 1.0)
-    tensor([0.0000, 1.6572, 0.5055])
-    """
-
-    name: ClassVar[str] = "mpr"
-
-    @staticmethod
-    def rectified(u: Tensor) -> Tensor:
-        """psi(u)."""
-        size = u.abs()
-        inner = torch.tanh(3 * u) / (2 * math.tanh(1.5))
-        return torch.where(size <= 0.5, inner, torch.sign(u) * ((size + 0.5) ** (1 / 3) - 0.5))
-
-    @staticmethod
-    def slope(u: Tensor) -> Tensor:
-        """psi'(u)."""
-        size = u.abs()
-        inner = 3 * (1 - torch.tanh(3 * u).square()) / (2 * math.tanh(1.5))
-        return torch.where(size <= 0.5, inner, (size + 0.5) ** (-2 / 3) / 3)
-
-    def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """The rectangle of the rectified potential, by the chain rule."""
-        return (self.rectified(u).abs() < kappa / 2).to(u.dtype) * self.slope(u) / kappa
-
-    def soft_step(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """clamp(psi(u)/kappa + 1/2, 0, 1)."""
-        return (self.rectified(u) / kappa + 0.5).clamp(0, 1)
-
-    def grad_kappa(self, u: Tensor, kappa: Tensor | float) -> Tensor:
-        """-psi(u)/kappa^2 inside the window."""
-        psi = self.rectified(u)
-        return torch.where(psi.abs() < kappa / 2, -psi / kappa / kappa, 0.0)
 
 
 SURROGATES: dict[str, Surrogate] = {
-    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan(), ArctanPeak(), FastSigmoid(), S2NN(), MPR())
+    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan())
 }
 
 
@@ -262,6 +128,8 @@ def get_surrogate(name: str | Surrogate) -> Surrogate:
     """The surrogate of that name; a `Surrogate` comes back as it is."""
     if isinstance(name, Surrogate):
         return name
+    if name not in SURROGATES:
+        load_plugins()
     if name not in SURROGATES:
         raise unknown_name("surrogate", name, SURROGATES)
     return SURROGATES[name]
@@ -300,13 +168,3 @@ def spike(
     out: Tensor = _Spike.apply(u, kappa, get_surrogate(surrogate), gain)  # type: ignore[no-untyped-call]
     return out
 
-
-def noisy_spike(u: Tensor, kappa: Tensor | float, keep: Tensor, surrogate: str | Surrogate = "rectangular") -> Tensor:
-    """ASGL's training output (Wang et al. 2023): `H(u) + ((step(u) - H(u)) * keep).detach()`.
-
-    `keep` is 1 where the hard spike is passed on and 0 where its soft step is; it is drawn anew at each step, P(keep =
-    1) = 1 - p. The gradient is that of the soft step H everywhere, and reaches kappa.
-    """
-    soft = get_surrogate(surrogate).soft_step(u, kappa)
-    hard = (u >= 0).to(u.dtype)
-    return soft + ((hard - soft) * keep).detach()

@@ -20,10 +20,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.export.export import check_installed, write_export
 from mpd_agl.export.plainstep import PlainNeuron, folded
 from mpd_agl.models import Network
-from mpd_agl.models.ms_resnet import MsBlock, MsResNet
-from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
-from mpd_agl.models.vgg import ConvNet
-from mpd_agl.nn import Current, SpikingBlock
+from mpd_agl.nn import Current, Readout, SpikingBlock
+from mpd_agl.nn.fold import affine_map
 
 DT = 1e-4
 """Seconds of one timestep, as snnTorch and others read NIR."""
@@ -51,6 +49,7 @@ class GraphBuilder:
         self.nir = nir
         self.nodes: dict[str, Any] = {"input": nir.Input({"input": np.array(shape)})}
         self.edges: list[tuple[str, str]] = []
+        self.pools = 0
 
     def add(self, name: str, node: Any, flow: Flow, shape: tuple[int, ...]) -> Flow:
         """A node; NIR names have no dots."""
@@ -78,25 +77,39 @@ class GraphBuilder:
             shape = synapse(torch.zeros(1, *flow.shape)).shape[1:]
         return self.add(name, node, flow, tuple(shape))
 
-    def current(self, name: str, current: Current, flow: Flow) -> Flow:
-        """A second current of a neuron; if it has no synapse, its tdBN becomes a 1x1 convolution with a diagonal."""
+    def current(self, name: str, current: Current, flow: Flow, *, added_to: Flow | None = None) -> Flow:
+        """A normalised current; if it has no synapse, its norm becomes a 1x1 convolution with a diagonal."""
         synapse = current.synapse
         if synapse is None:
-            assert current.norm is not None
-            scale_C, shift_C = current.norm.affine()
+            found = affine_map(current.norm)
+            if found is None or found[0].dim() != 1:
+                raise InputError(f"NIR takes norms that are affine maps, and {name} has another. Use ONNX.")
+            scale_C, shift_C = found
             synapse = nn.Conv2d(len(scale_C), len(scale_C), 1)
-            # NIR's type check refuses grouped convolutions, so the zeros beside the diagonal are written too.
+            # NIR's type check refuses grouped convolutions, so the zeros off the diagonal are written too.
             synapse.weight = nn.Parameter(torch.diag(scale_C)[:, :, None, None])
             synapse.bias = nn.Parameter(shift_C)
-        return self.synapse(name, synapse, flow)
+        out = self.synapse(name, synapse, flow)
+        return out if added_to is None else out + added_to
 
-    def block(self, name: str, block: nn.Module, flow: Flow, second: Flow | None = None) -> Flow:
-        """Synapse and neuron; `second` is a current that is added before the neuron."""
+    def block(
+        self, name: str, block: nn.Module, flow: Flow, *, residual: Flow | None = None, current_input: Flow | None = None
+    ) -> Flow:
+        """Synapse and neuron; with a residual the output has two nodes."""
         assert isinstance(block, SpikingBlock)
-        current = self.synapse(name, block.synapse, flow)
-        if second is not None:
-            current = current + second
-        return self.add(f"{name}_lif", self.neuron(block.neuron, current.shape), current, current.shape)
+        if block.norm is not None:
+            raise InputError(f"NIR's nodes know no timesteps, and the norm of {name} differs from step to step. Use ONNX.")
+        current = flow if block.synapse is None else self.synapse(name, block.synapse, flow)
+        if current_input is not None:
+            (other,) = block.currents
+            assert isinstance(other, Current)
+            current = self.current(f"{name.rpartition('.')[0]}.shortcut", other, current_input, added_to=current)
+        out = self.add(f"{name}_lif", self.neuron(block.neuron, current.shape), current, current.shape)
+        return out if residual is None else out + residual
+
+    def gate(self, name: str, gate: nn.Module, flow: Flow) -> Flow:
+        """Not in NIR."""
+        raise InputError(f"NIR has no node for {type(gate).__name__}, which {name} is. Use ONNX.")
 
     def neuron(self, neuron: nn.Module, shape: tuple[int, ...]) -> Any:
         """NIR's LIF: one value for each neuron."""
@@ -116,7 +129,12 @@ class GraphBuilder:
             tau=tau_nir, r=0 * r + 1 if plain.decay_input else r, v_leak=0 * r, v_threshold=v_th, v_reset=0 * r
         )
 
-    def pool(self, name: str, size: int, flow: Flow) -> Flow:
+    def pool(self, flow: Flow) -> Flow:
+        """2x2 averages."""
+        self.pools += 1
+        return self.average(f"pool{self.pools}", 2, flow)
+
+    def average(self, name: str, size: int, flow: Flow) -> Flow:
         """Average pooling."""
         import numpy as np
 
@@ -124,7 +142,15 @@ class GraphBuilder:
         node = self.nir.AvgPool2d(kernel_size=pair, stride=pair, padding=np.array([0, 0]))
         return self.add(name, node, flow, (flow.shape[0], flow.shape[1] // size, flow.shape[2] // size))
 
-    def flatten(self, flow: Flow) -> Flow:
+    def mean(self, flow: Flow) -> Flow:
+        """Averages over the map."""
+        return self.flat(self.average("average", flow.shape[1], flow) if flow.shape[1] > 1 else flow)
+
+    def readout(self, readout: Readout, flow: Flow) -> Flow:
+        """The logits."""
+        return self.synapse("readout", readout.linear, flow)
+
+    def flat(self, flow: Flow) -> Flow:
         """One axis."""
         import numpy as np
 
@@ -135,14 +161,9 @@ class GraphBuilder:
 def nir_graph(net: Network) -> Any:
     """The graph. Its output is the readout at each timestep; the prediction is the mean over T."""
     check_installed("nir", "nir")
-    if isinstance(net, Network) and (net.options.norm in ("tebn", "tab") or net.options.attention != "none"):
+    if not isinstance(net, Network):
         raise InputError(
-            f"NIR's nodes know no timesteps, got norm={net.options.norm!r} and attention={net.options.attention!r}. "
-            "Use ONNX."
-        )
-    if not isinstance(net, ConvNet | ResNet | MsResNet):
-        raise InputError(
-            f"NIR export knows the VGG networks, CNN-8 and the ResNets, got {type(net).__name__}. "
+            f"NIR export knows the networks of mpd_agl.models, got {type(net).__name__}. "
             "Use ONNX: --format onnx, or export_onnx(net, path, example=x)."
         )
     import numpy as np
@@ -151,66 +172,9 @@ def nir_graph(net: Network) -> Any:
     o = net.options
     shape = (o.in_channels, o.image_size, o.image_size)
     graph = GraphBuilder(shape)
-    flow = Flow(("input",), shape)
-    if isinstance(net, MsResNet):
-        flow = _ms_resnet(graph, net, flow)
-    else:
-        flow = _resnet(graph, net, flow) if isinstance(net, ResNet) else _convnet(graph, net, flow)
-    flow = graph.synapse("readout", net.readout.linear, flow)
+    flow = net.describe(graph, Flow(("input",), shape))
     graph.add("output", graph.nir.Output({"output": np.array(flow.shape)}), flow, flow.shape)
     return graph.nir.NIRGraph(graph.nodes, graph.edges)
-
-
-def _convnet(graph: GraphBuilder, net: ConvNet, flow: Flow) -> Flow:
-    pools = 0
-    for name in net.order:
-        if name == "pool":
-            pools += 1
-            flow = graph.pool(f"pool{pools}", 2, flow)
-        else:
-            flow = graph.block(name, net.get_submodule(name), flow)
-    if net.average and flow.shape[1] > 1:
-        flow = graph.pool("average", flow.shape[1], flow)
-    flow = graph.flatten(flow)
-    for h in range(1, net.num_hidden + 1):
-        flow = graph.block(f"fc{h}", net.get_submodule(f"fc{h}"), flow)
-    return flow
-
-
-def _resnet(graph: GraphBuilder, net: ResNet, flow: Flow) -> Flow:
-    flow = graph.block("stem", net.stem, flow)
-    for name, block in net.named_modules():
-        if isinstance(block, SewBlock):
-            out = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow))
-            flow = out + (flow if block.shortcut is None else graph.block(f"{name}.shortcut", block.shortcut, flow))
-        elif isinstance(block, ZhengBlock):
-            assert isinstance(block.conv2, SpikingBlock)
-            (shortcut,) = block.conv2.currents
-            assert isinstance(shortcut, Current)
-            second = graph.current(f"{name}.shortcut", shortcut, flow)
-            flow = graph.block(f"{name}.conv2", block.conv2, graph.block(f"{name}.conv1", block.conv1, flow), second)
-    if flow.shape[1] > 1:
-        flow = graph.pool("average", flow.shape[1], flow)
-    flow = graph.flatten(flow)
-    return flow if net.fc1 is None else graph.block("fc1", net.fc1, flow)
-
-
-def _ms_resnet(graph: GraphBuilder, net: MsResNet, flow: Flow) -> Flow:
-    """Currents that are added up are edges of all their synapses into the next neuron."""
-
-    def fire(name: str, block: nn.Module, stream: Flow) -> Flow:
-        assert isinstance(block, SpikingBlock)
-        return graph.add(f"{name}_lif", graph.neuron(block.neuron, stream.shape), stream, stream.shape)
-
-    stream = graph.current("stem", net.stem, flow)
-    for name, block in net.named_modules():
-        if isinstance(block, MsBlock):
-            spikes = graph.block(f"{name}.conv1", block.conv1, fire(f"{name}.spike", block.spike, stream))
-            shortcut = block.shortcut
-            kept = stream if shortcut is None else graph.current(f"{name}.shortcut", shortcut, stream)
-            stream = graph.current(f"{name}.conv2", block.conv2, spikes) + kept
-    flow = fire("spike", net.spike, stream)
-    return graph.flatten(graph.pool("average", flow.shape[1], flow) if flow.shape[1] > 1 else flow)
 
 
 def _array(values: torch.Tensor | None) -> Any:

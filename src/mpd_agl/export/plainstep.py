@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, AnnBlock, Current, FoldedLIF, Neuron, NormedPotential, SpikingBlock, fold
+from mpd_agl.nn import AnnBlock, Current, Neuron, SpikingBlock, fold, is_folded
 from mpd_agl.nn.fold import whole
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -49,27 +49,17 @@ class PlainNeuron(nn.Module):
 
     def __init__(self, neuron: nn.Module) -> None:
         super().__init__()
-        if isinstance(neuron, NormedPotential):
-            raise InputError(
-                "export folds MPBN into thresholds, and a gamma is negative at a neuron without an own synapse or with "
-                "several currents. Export a network with norm='bn' or 'tdbn'."
-            )
-        if type(neuron) not in (LIF, PLIF, FoldedLIF):
+        if not isinstance(neuron, Neuron):
             raise InputError(f"export knows the equations of LIF and PLIF, got the neuron {type(neuron).__name__}.")
-        assert isinstance(neuron, Neuron)
-        if neuron.oddity:
-            raise InputError(
-                "export knows LIF and PLIF that start at rest, reset by v_th and give spikes of 1, got one that "
-                f"{neuron.oddity}. Use the network in Python."
-            )
+        constants = neuron.portable()
         for name in ("tau", "v_th"):
-            value = torch.as_tensor(getattr(neuron, name)).detach()
+            value = torch.as_tensor(getattr(constants, name)).detach()
             if value.numel() == 1:
                 setattr(self, name, float(value))
             else:
                 self.register_buffer(name, value.clone())
-        self.soft_reset, self.decay_input = neuron.reset == "soft", neuron.decay_input
-        self.channel_dim = neuron.channel_dim
+        self.soft_reset, self.decay_input = constants.reset == "soft", constants.decay_input
+        self.channel_dim = constants.channel_dim
 
     def shaped(self, name: str, dim: int) -> Any:
         """A number, or one value per channel in the shape of one timestep with `dim` axes."""
@@ -81,16 +71,11 @@ class PlainNeuron(nn.Module):
         return value.view(shape)
 
     def forward(
-        self,
-        i_SNC: Tensor,
-        kappa_T: Tensor | None = None,
-        *,
-        num_steps: int | None = None,
-        residual: Tensor | None = None,
+        self, i_SNC: Tensor, *, num_steps: int | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """Spikes of T steps, plus `residual`; the widths `kappa_T` mean nothing without a backward pass."""
+        """Spikes of T steps, plus `residual`."""
         S = i_SNC.shape[0]
-        T = num_steps or (S if kappa_T is None else kappa_T.shape[0])
+        T = num_steps or S
         tau, v_th = (self.shaped(name, i_SNC.dim() - 1) for name in ("tau", "v_th"))
         if self.decay_input:
             i_SNC = (1 - tau) * i_SNC
@@ -146,8 +131,7 @@ def folded(net: Net) -> Net:
             f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
             "Build its spiking layers from SpikingBlock."
         )
-    is_folded = all(m.is_folded or m.norm is None for m in net.modules() if isinstance(m, SpikingBlock))
-    return copy.deepcopy(net) if is_folded else fold(net)
+    return copy.deepcopy(net) if is_folded(net) else fold(net)
 
 
 def plain_network(net: Net, *, int8: bool = False) -> Net:

@@ -6,31 +6,20 @@ Options, input checks, the walk from images or frames to logits_TNK, and the blo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.core import Surrogate
-from mpd_agl.core.mpd import Leak
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn import (
-    CONV_IMPLS,
-    NORMS,
-    TCJA,
-    AnnBlock,
-    BatchNorm,
-    Current,
-    EventConv2d,
-    EventLinear,
-    Method,
-    NormedPotential,
-    Readout,
-    SpikingBlock,
-    make_norm,
-)
-from mpd_agl.nn.recomputing import recompute, run
-from mpd_agl.ops import Replicas
+from mpd_agl.models.gates import get_gate
+from mpd_agl.models.graph import Builder, Flow
+from mpd_agl.nn import AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm, over_time
+from mpd_agl.nn.recompute import recompute, run
+from mpd_agl.ops import LOCAL, Sync
+
+CONV_IMPLS = ("dense", "event", "auto")
 
 Layer = SpikingBlock | AnnBlock
 
@@ -56,19 +45,13 @@ class NetworkOptions:
     alpha: float = 1.0
     norm: str = "tdbn"
     """`tdbn`, `bn`, `tebn`, `tab` or `mpbn` (`nn.step_norm`); TEBN and TAB are built for num_steps. ANNs have `bn`."""
-    attention: Literal["none", "tcja"] = "none"
-    """`tcja`: gates behind the last two stages of a convolutional network (`nn.TCJA`), built for num_steps."""
+    attention: str = "none"
+    """A gate behind the last two stages of a convolutional network (`tcja`), built for num_steps."""
     attention_steps: int = 0
     """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
     kappa: float = 1.0
     """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
-    leak: Leak = "two"
-    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
-    gamma_start: float = 1.0
-    """Where the norms' gamma starts."""
     detach_reset: bool = False
-    start: Literal["rest", "mp-init"] = "rest"
-    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
     init: Literal["kaiming", "pytorch"] = "kaiming"
     """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
     block: Literal["sew", "zheng"] = "sew"
@@ -100,31 +83,21 @@ class NetworkOptions:
             raise InputError(
                 f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
             )
-        if self.start not in ("rest", "mp-init"):
-            raise unknown_name("start", self.start, ("rest", "mp-init"))
-        if self.start == "mp-init" and self.recompute:
-            raise InputError(
-                "start='mp-init' moves with every training pass, so a second pass would start elsewhere. "
-                "Use it without recompute."
-            )
-        if not self.kappa > 0 or not self.gamma_start > 0:
-            raise InputError(
-                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
-            )
-        if self.leak not in ("two", "full"):
-            raise unknown_name("leak", self.leak, ("two", "full"))
+        if not self.kappa > 0:
+            raise InputError(f"kappa must be positive, got {self.kappa}. It starts at 1.")
         if self.init not in ("kaiming", "pytorch"):
             raise unknown_name("init", self.init, ("kaiming", "pytorch"))
         if self.block not in ("sew", "zheng"):
             raise unknown_name("block", self.block, ("sew", "zheng"))
-        if self.norm not in NORMS:
-            raise unknown_name("norm", self.norm, NORMS)
+        get_norm(self.norm)
         if self.norm != "tdbn" and self.alpha != 1.0:
             raise InputError(f"alpha is tdBN's scale, got alpha={self.alpha} with norm={self.norm!r}. Leave it out.")
-        if self.attention not in ("none", "tcja"):
-            raise unknown_name("attention", self.attention, ("none", "tcja"))
-        if self.attention != "none" and self.ann:
-            raise InputError("attention 'tcja' gates timesteps, and an ANN has none. Use attention='none' with ann.")
+        if self.attention != "none":
+            get_gate(self.attention)
+            if self.ann:
+                raise InputError(
+                    f"attention {self.attention!r} gates timesteps, and an ANN has none. Use attention='none' with ann."
+                )
         if not isinstance(self.attention_steps, int) or self.attention_steps < 0:
             raise InputError(f"attention_steps must be a whole number, 0: the default, got {self.attention_steps!r}.")
         if self.conv_impl not in CONV_IMPLS:
@@ -154,8 +127,8 @@ class Network(nn.Module):
     The prediction is the mean of the logits over T (Eq. 9). `num_steps` may be set to another T at any time.
     """
 
-    replicas: Replicas | None = None
-    """Processes that hold the other parts of each training batch; set by `share_batch`."""
+    sync: Sync = LOCAL
+    """The processes that hold the other parts of each training batch; set by `share_batch`."""
 
     def __init__(self, name: str, options: NetworkOptions) -> None:
         super().__init__()
@@ -164,7 +137,7 @@ class Network(nn.Module):
     @property
     def is_tied_to_steps(self) -> bool:
         """Whether a part of the network takes only the T that it was built for."""
-        return any(getattr(m, "per_step", False) for m in self.modules())
+        return any(getattr(m, "tied_to_steps", False) for m in self.modules())
 
     def refuse_depth(self) -> None:
         """Networks of a fixed depth refuse another one."""
@@ -186,17 +159,11 @@ class Network(nn.Module):
         self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1, *, dense: bool = False
     ) -> nn.Conv2d:
         """The convolution itself, in channels_last memory; `dense`: its input is no spikes."""
-        how = "dense" if dense else self.options.conv_impl
-        first = next(self.children(), None) is None  # its input is an image
         conv: nn.Conv2d
         if kernel == 1 and stride > 1 and in_channels < 8:
             conv = SubsampledConv(in_channels, out_channels, kernel, stride, bias=False)
-        elif how == "dense" or first or self.options.ann:
-            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         else:
-            conv = EventConv2d(
-                in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False, conv_impl=how
-            )
+            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
@@ -204,46 +171,39 @@ class Network(nn.Module):
 
     def linear(self, in_features: int, out_features: int) -> Layer:
         """A block on a linear layer without bias."""
-        if self.options.conv_impl == "dense" or self.options.ann:
-            return self.block(nn.Linear(in_features, out_features, bias=False))
-        return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
+        return self.block(nn.Linear(in_features, out_features, bias=False))
 
     def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
         """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
         neuron.
         """
-        o = self.options
-        if o.ann:
+        if self.options.ann:
             return AnnBlock(synapse)
-        block = SpikingBlock(
-            synapse,
-            currents=currents,
-            method=o.method,
-            surrogate=o.surrogate,
-            v_th=o.v_th,
-            tau=o.tau,
-            alpha=o.alpha if alpha is None else alpha,
-            norm=o.norm,
-            num_steps=o.num_steps,
-            detach_reset=o.detach_reset,
-            start=o.start,
-            backend=o.backend,
-            conv_impl="dense",  # `synapse` and `linear` have chosen
-        )
-        return self._started(block)
+        return self._spiking(synapse, currents=currents, alpha=self.options.alpha if alpha is None else alpha)
 
-    def _started(self, block: SpikingBlock) -> SpikingBlock:
-        """The block with the options' width, leak and gammas."""
-        o, neuron = self.options, block.neuron
-        if o.kappa != 1:
-            block.width.start_at(o.kappa)
-        if o.leak != "two":
-            block.width.check_leak(o.leak)
-            neuron.leak = o.leak
-        for norm in (block.norm, neuron.potential_norm if isinstance(neuron, NormedPotential) else None):
-            if o.gamma_start != 1 and norm is not None:
-                nn.init.constant_(norm.weight, o.gamma_start)
-        return block
+    def neuron_block(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
+        """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
+        `sources`, or is measured where none are given.
+        """
+        if self.options.ann:
+            return Relu()
+        return self._spiking(None, sources=sources, channels=channels, v_th=self.options.v_th if v_th is None else v_th)
+
+    def _spiking(self, synapse: nn.Module | None, **own: Any) -> SpikingBlock:
+        """A block with this network's options."""
+        o = self.options
+        method = get_method(o.method, **({} if o.kappa == 1 else {"kappa": o.kappa}))
+        shared: dict[str, Any] = {
+            "method": method,
+            "surrogate": o.surrogate,
+            "v_th": o.v_th,
+            "tau": o.tau,
+            "norm": o.norm,
+            "num_steps": o.num_steps,
+            "detach_reset": o.detach_reset,
+            "backend": o.backend,
+        }
+        return SpikingBlock(synapse, **(shared | own))
 
     def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
         """A normalised current without a neuron."""
@@ -251,37 +211,12 @@ class Network(nn.Module):
         if o.ann:
             return Current(synapse, BatchNorm(channels))
         scale = o.alpha if alpha is None else alpha
-        norm = make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps)
-        nn.init.constant_(norm.weight, o.gamma_start)
-        return Current(synapse, norm)
+        return Current(synapse, get_norm(o.norm).norm(channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps))
 
-    def soma(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
-        """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
-        `sources`, or is measured where none are given.
-        """
+    def gate(self, channels: int, stages_left: int) -> nn.Module | None:
+        """The gate behind a stage, if the options ask for one and at most one stage follows."""
         o = self.options
-        if o.ann:
-            return Relu()
-        block = SpikingBlock(
-            None,
-            sources=sources,
-            channels=channels,
-            method=o.method,
-            surrogate=o.surrogate,
-            v_th=o.v_th if v_th is None else v_th,
-            tau=o.tau,
-            norm=o.norm,
-            num_steps=o.num_steps,
-            detach_reset=o.detach_reset,
-            start=o.start,
-            backend=o.backend,
-        )
-        return self._started(block)
-
-    def gate(self, channels: int, stages_left: int) -> TCJA | None:
-        """The attention behind a stage, if the options ask for one and at most one stage follows."""
-        o = self.options
-        return TCJA(channels, o.num_steps) if o.attention == "tcja" and stages_left < 2 else None
+        return get_gate(o.attention)(channels, o.num_steps) if o.attention != "none" and stages_left < 2 else None
 
     def stage(self, parts: Sequence[nn.Module], s_TNCHW: Tensor, num_steps: int) -> Tensor:
         """Parts of the network in order, computed again in the backward pass where the options ask for it."""
@@ -294,12 +229,16 @@ class Network(nn.Module):
         x_SNCHW = self.check(x)
         T = self.num_steps if not self.options.ann else x_SNCHW.shape[0]
         logits_TNK = self.run(x_SNCHW, T)
-        # On a GPU nobody waits to look at the input: a NaN or Inf in it makes the logits NaN.
+        # On a GPU the input is not looked at, which would wait for the device: a NaN in it makes the logits NaN.
         return logits_TNK if x.device.type == "cpu" else logits_TNK + 0 * x_SNCHW.sum()
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
-        """The network itself; S = 1 stands for T equal inputs."""
+        """The network itself; with S = 1 the input is shown T times."""
         raise InputError(f"{type(self).__name__} defines no network.")
+
+    def describe(self, build: Builder[Flow], flow: Flow) -> Flow:
+        """The network layer by layer, for plans and NIR."""
+        raise InputError(f"{self.name} does not describe its layers, as plans and NIR need it. Use ONNX or fold().")
 
     def check(self, x: Tensor) -> Tensor:
         """The input as (S, N, C, H, W) in channels_last memory; a sentence for anything else."""
@@ -323,7 +262,7 @@ class Network(nn.Module):
                 "Frames are time-major, (T, N, C, H, W); set net.num_steps to use another T."
             )
         # One process's part of a shared batch may be empty or a single sample.
-        part = self.training and self.replicas is not None
+        part = self.training and self.sync.is_shared
         if x.shape[-4] < 1 and not part:
             raise InputError(f"{self.name} takes at least one sample, got an empty batch: {tuple(x.shape)}.")
         if self.training and not part and x.shape[-4] < 2:
@@ -344,7 +283,7 @@ class Network(nn.Module):
 
 
 class Relu(nn.Module):
-    """What stands for a neuron in an ANN."""
+    """An ANN's activation where a spiking network has a neuron."""
 
     def forward(self, x_TNC: Tensor, num_steps: int | None = None) -> Tensor:
         """Activations."""
@@ -356,8 +295,7 @@ class Pool(nn.Module):
 
     def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Half the size; an odd last row or column is dropped."""
-        y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
-        return y.view(*x_TNCHW.shape[:2], *y.shape[1:])
+        return over_time(lambda x_NCHW: nn.functional.avg_pool2d(x_NCHW, 2), x_TNCHW)
 
 
 def readout(features: int, options: NetworkOptions) -> Readout:

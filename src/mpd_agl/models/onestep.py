@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
-from mpd_agl.nn import Neuron, SpikingBlock
+from mpd_agl.nn import Neuron, SpikingBlock, is_folded
 
 States = tuple[Tensor, ...]
 """What every neuron layer keeps of its potential after a step, in the order in which the layers run."""
@@ -79,8 +79,7 @@ class OneStep(nn.Module):
                 "an early answer runs one timestep at a time, and a part of this network (norm tebn or tab, attention "
                 "tcja, statten) needs several at once. Use norm='tdbn' or 'bn' without attention."
             )
-        norms = [n for n, m in folded.named_modules() if isinstance(m, SpikingBlock) and m.norm is not None]
-        if norms or folded.training:
+        if folded.training or not is_folded(folded):
             raise InputError(
                 "one timestep at a time needs a folded network, got tdBN that is still there. Call "
                 "mpd_agl.nn.fold(net.eval())."

@@ -1,4 +1,4 @@
-"""A network prepared for inference: folded, laid out once, answered by one native call (`kernels.plan`).
+"""A network prepared for inference: folded, laid out once, answered by one native call (`ops.plan`).
 
 At batch 1 most of a network's time goes into the framework's calls per layer. A plan has none of them: spikes are bytes
 between layers, every neuron runs on its convolution's output while that is in the cache, and nothing is allocated but
@@ -15,82 +15,40 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.models.base import Network, Pool
-from mpd_agl.models.resnet import ResNet, SewBlock, ZhengBlock
-from mpd_agl.models.vgg import ConvNet
-from mpd_agl.nn import (
-    LIF,
-    PLIF,
-    BatchNorm,
-    Current,
-    FoldedLIF,
-    MeasuredMoments,
-    Neuron,
-    Readout,
-    SpikingBlock,
-    TdBatchNorm,
-    Width,
-    fold,
-)
-from mpd_agl.nn.fold import whole
-from mpd_agl.ops import native
+from mpd_agl.models.base import Network
+from mpd_agl.nn import Current, Neuron, Readout, SpikingBlock, fold, is_folded
+from mpd_agl.nn.fold import affine_map, whole
+from mpd_agl.ops import NeuronSpec, library
 from mpd_agl.ops.plan.native_plan import CONV, LINEAR, MEAN, POOL, LayerSpec, NativePlan, PlaceSpec, SynapseSpec, padded
 
 MOST = 255
 """Sums of spikes are bytes."""
 
 
-KNOWN_PARTS = (
-    *(Network, SewBlock, ZhengBlock, SpikingBlock, Current, Readout, Pool),
-    *(nn.Conv2d, nn.Linear, nn.Sequential, nn.ModuleList, TdBatchNorm, Neuron, Width, MeasuredMoments),
-)
-"""What a plan lays out, and what only training uses; a network with any other part is refused."""
-
-
-def plan_why_not(net: nn.Module) -> str:
+def plan_unavailable(net: nn.Module) -> str:
     """Why there is no inference plan for this network in evaluation mode; "" where there is one."""
-    if why := native.load()[1]:
-        return why
-    if not isinstance(net, ResNet | ConvNet):
-        return f"a plan knows the ResNets and plain CNNs of mpd-agl, got {type(net).__name__}"
-    if net.options.ann:
-        return "a plan is for spiking networks, got an ANN"
-    return next(filter(None, (_part_why_not(name, part) for name, part in _folded(net).named_modules())), "")
-
-
-def _folded(net: Network) -> Network:
-    """A folded copy on the CPU."""
-    is_folded = any(m.is_folded for m in net.modules() if isinstance(m, SpikingBlock))
-    return copy.deepcopy(net).cpu() if is_folded else fold(net).cpu()
-
-
-def _part_why_not(name: str, part: nn.Module) -> str:
-    """Why a plan cannot lay out this part of a folded network."""
-    if not isinstance(part, KNOWN_PARTS):
-        return f"a plan does not know {type(part).__name__}, which {name} is"
-    if isinstance(part, SpikingBlock):
-        if part.norm is not None:
-            return f"a plan takes norms that fold into the synapse, and {name} has {type(part.norm).__name__}"
-        neuron: nn.Module = part.neuron
-        if type(neuron) not in (LIF, PLIF, FoldedLIF):
-            return f"a plan knows LIF and PLIF, and {name} has {type(neuron).__name__}"
-        assert isinstance(neuron, Neuron)
-        if neuron.oddity:
-            return (
-                f"a plan knows neurons that start at rest, reset by v_th and give spikes of 1; {name} {neuron.oddity}"
-            )
-        if not isinstance(part.synapse, nn.Conv2d | nn.Linear):
-            return f"a plan knows convolutions and linear layers, and {name} has {type(part.synapse).__name__}"
-    if isinstance(part, Current) and type(part.norm) not in (TdBatchNorm, BatchNorm, type(None)):
-        return f"a plan takes norms that fold into the synapse, and {name} has {type(part.norm).__name__}"
-    if isinstance(part, nn.Conv2d) and not _is_plain(part):
-        return f"a plan knows square convolutions without groups, and {name} is {part}"
+    try:
+        _laid_out(_folded(net), int8=False)
+    except InputError as error:
+        return str(error)
     return ""
 
 
-def _is_plain(conv: nn.Conv2d) -> bool:
-    square = all(len(set(a)) == 1 for a in (conv.kernel_size, conv.stride, conv.padding))
-    return square and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+def _folded(net: nn.Module) -> Network:
+    """A folded copy on the CPU."""
+    if reason := library.load()[1]:
+        raise InputError(f"an inference plan runs in C++: {reason}.")
+    if not isinstance(net, Network) or net.options.ann:
+        kind = "an ANN" if isinstance(net, Network) else type(net).__name__
+        raise InputError(f"an inference plan is for the spiking networks of mpd_agl.models, got {kind}. Use fold(net).")
+    return (copy.deepcopy(net) if is_folded(net) else fold(net)).cpu()
+
+
+def _laid_out(net: Network, int8: bool) -> tuple[list[PlaceSpec], list[LayerSpec]]:
+    """The places and layers of a folded network, in the order in which they run."""
+    build = _PlanBuilder(net, int8)
+    net.describe(build, 0)
+    return build.bordered(), build.layers
 
 
 class InferencePlan(nn.Module):
@@ -109,12 +67,10 @@ class InferencePlan(nn.Module):
 
     def __init__(self, net: Network, *, int8: bool = False, most_active: float | None = None) -> None:
         super().__init__()
-        if why := plan_why_not(net):
-            raise InputError(f"there is no inference plan for this network: {why}. Use mpd_agl.nn.fold(net.eval()).")
         self._net = [_folded(net)]  # hidden: a plan has no parameters
         self.int8, self.most_active = int8, most_active
         self.num_steps, self.options, self.name = net.num_steps, net.options, net.name
-        self.places, self.layers = _Walk(self._net[0], int8).walk()  # type: ignore[arg-type]
+        self.places, self.layers = _laid_out(self._net[0], int8)
         self._plans: dict[Any, NativePlan] = {}
         self._lock = threading.Lock()
         self.eval()
@@ -140,7 +96,7 @@ class InferencePlan(nn.Module):
 
     def native(self, input_steps: int) -> NativePlan:
         """The native plan for images (1) or for T frames, at the SIMD level and threads of now."""
-        key = self.num_steps, input_steps, native.level(), torch.get_num_threads()
+        key = self.num_steps, input_steps, library.level(), torch.get_num_threads()
         if key not in self._plans:
             where = self.options.num_classes, self.num_steps, input_steps, self.most_active
             self._plans = {key: NativePlan(self.places, self.layers, *where)}  # the one before gives its memory back
@@ -151,51 +107,20 @@ class InferencePlan(nn.Module):
         return f"{self.name}, T={self.num_steps}, {'int8' if self.int8 else 'float32'}, {len(self.layers)} layers"
 
 
-class _Walk:
-    """The places and layers of a folded network, in the order in which they run."""
+class _PlanBuilder:
+    """Lays a network out (`models.graph.Builder`); what flows is the number of a place."""
 
-    def __init__(self, net: ResNet | ConvNet, int8: bool) -> None:
+    def __init__(self, net: Network, int8: bool) -> None:
         o = net.options
-        self.net, self.int8 = net, int8
+        self.int8 = int8
         self.places = [PlaceSpec(o.image_size, o.image_size, o.in_channels, most=0)]
         self.layers: list[LayerSpec] = []
         self.divisor = {0: 1}
-        """By place: its whole numbers are so many times the values that they stand for."""
+        """By place: its whole numbers are so many times the values that they represent."""
         self.real = [o.in_channels]
         """Channels of each place without padding."""
         self.flattened: dict[int, int] = {}
         """By place: the picture whose values it holds in one pixel."""
-
-    def walk(self) -> tuple[list[PlaceSpec], list[LayerSpec]]:
-        """Walk the network."""
-        net, at = self.net, 0
-        if isinstance(net, ResNet):
-            at = self.block(net.stem, at)
-            for number in range(1, net.num_stages + 1):
-                for part in net.get_submodule(f"stage{number}").children():
-                    at = self.residual(part, at)
-            at = self.mean(at)
-            if net.fc1 is not None:
-                at = self.mean(self.block(net.fc1, at))
-        else:
-            for name in net.order:
-                at = self.pool(at) if name == "pool" else self.block(net.get_submodule(name), at)
-            at = self.mean(at) if net.average else self.flat(at)
-            for number in range(1, net.num_hidden + 1):
-                at = self.block(net.get_submodule(f"fc{number}"), at)
-            if self.places[at].most:
-                at = self.mean(at)
-        self.readout(net.readout, at)
-        self._borders()
-        return self.places, self.layers
-
-    def residual(self, part: nn.Module, at: int) -> int:
-        """A basic block."""
-        if isinstance(part, SewBlock):
-            shortcut = at if part.shortcut is None else self.block(part.shortcut, at)
-            return self.block(part.conv2, self.block(part.conv1, at), residual=shortcut)
-        assert isinstance(part, ZhengBlock)
-        return self.block(part.conv2, self.block(part.conv1, at), current_input=at)
 
     def _place(self, spec: PlaceSpec, channels: int, divisor: int = 1) -> int:
         self.places.append(spec)
@@ -203,25 +128,37 @@ class _Walk:
         self.divisor[len(self.places) - 1] = divisor
         return len(self.places) - 1
 
-    def block(self, block: nn.Module, at: int, residual: int = -1, current_input: int = -1) -> int:
+    def block(
+        self, name: str, block: nn.Module, at: int, *, residual: int | None = None, current_input: int | None = None
+    ) -> int:
         """A folded spiking block: the place of its spikes."""
         assert isinstance(block, SpikingBlock)
-        own, bias_C = self.synapse(block.synapse, at)
-        channels, tau_C = bias_C.shape[0], torch.as_tensor(block.neuron.tau).detach().float()
-        gain_C = (1 - tau_C if block.neuron.decay_input else torch.ones(())).expand(channels)
+        if block.norm is not None:
+            raise InputError(
+                f"a plan takes norms that fold into the synapse, and {name} has {type(block.norm).__name__}. "
+                "Use fold(net)."
+            )
+        if not isinstance(block.neuron, Neuron):
+            raise InputError(f"a plan knows LIF and PLIF, and {name} has {type(block.neuron).__name__}. Use fold(net).")
+        neuron = block.neuron.portable()
+        own, bias_C = self.synapse(name, block.synapse, at)
+        channels, tau_C = bias_C.shape[0], torch.as_tensor(neuron.tau).detach().float()
+        gain_C = (1 - tau_C if neuron.decay_input else torch.ones(())).expand(channels)
         other = carried_scale = None
-        if current_input >= 0:
+        if current_input is not None:
             (current,) = block.currents
             assert isinstance(current, Current)
             if current.synapse is None:
-                assert current.norm is not None
-                carried_scale, shift_C = (a.detach() for a in current.norm.affine())
+                found = affine_map(current.norm)
+                if found is None or found[0].dim() != 1:
+                    raise InputError(f"a plan takes norms that are affine maps, and {name} adds another. Use fold(net).")
+                carried_scale, shift_C = (a.detach() for a in found)
             else:
-                other, shift_C = self.synapse(current.synapse, current_input)
+                other, shift_C = self.synapse(name, current.synapse, current_input)
             bias_C = bias_C + shift_C
-        spikes = 1 + (self.places[residual].most if residual >= 0 else 0)
+        spikes = 1 + (0 if residual is None else self.places[residual].most)
         if spikes > MOST:
-            raise InputError(f"a plan counts spikes in bytes, and a sum here reaches {spikes}.")
+            raise InputError(f"a plan counts spikes in bytes, and a sum at {name} reaches {spikes}. Use fold(net).")
         height, width = self._out_size(own)
         out = self._place(PlaceSpec(height, width, padded(channels), spikes), channels)
         self.layers.append(
@@ -230,30 +167,40 @@ class _Walk:
                 _times(own, gain_C),
                 out,
                 other=None if other is None else _times(other, gain_C),
-                residual=residual,
-                carried=current_input if carried_scale is not None else -1,
+                residual=-1 if residual is None else residual,
+                carried=current_input if current_input is not None and carried_scale is not None else -1,
                 carried_scale=None if carried_scale is None else _fill(carried_scale * gain_C, 0.0),
                 bias=_fill(bias_C * gain_C, 0.0),
-                tau=_fill(tau_C.expand(channels), 0.0),
-                v_th=_fill(torch.as_tensor(block.neuron.v_th).detach().float().expand(channels), 1.0),
-                soft_reset=block.neuron.reset == "soft",
+                **_constants(neuron, channels),
             )
         )
         return out
+
+    def current(self, name: str, current: Current, at: int, *, added_to: int | None = None) -> int:
+        """Not laid out."""
+        raise InputError(f"a plan knows no membrane shortcuts, which {name} is on. Use fold(net).")
+
+    def gate(self, name: str, gate: nn.Module, at: int) -> int:
+        """Not laid out."""
+        raise InputError(f"a plan does not know {type(gate).__name__}, which {name} is. Use fold(net).")
 
     def _out_size(self, own: SynapseSpec) -> tuple[int, int]:
         place, K = self.places[own.place], own.weight.shape[1]
         height, width = ((n + 2 * own.pad - K) // own.stride + 1 for n in (place.height, place.width))
         return height, width
 
-    def synapse(self, synapse: nn.Module | None, at: int, *, exact: bool = False) -> tuple[SynapseSpec, Tensor]:
-        """A synapse on that place, and its bias; `exact` leaves the weights as they are."""
+    def synapse(self, name: str, synapse: nn.Module | None, at: int, *, exact: bool = False) -> tuple[SynapseSpec, Tensor]:
+        """A synapse on that place, and its bias; `exact` leaves the weights unchanged."""
         stride, pad = 1, 0
-        if isinstance(synapse, nn.Conv2d):
+        if isinstance(synapse, nn.Conv2d) and _is_plain(synapse):
             stride, pad = synapse.stride[0], int(synapse.padding[0])
             w_OKKC = synapse.weight.detach().permute(0, 2, 3, 1)
         else:
-            assert isinstance(synapse, nn.Linear)
+            if not isinstance(synapse, nn.Linear):
+                raise InputError(
+                    f"a plan knows square convolutions without groups and linear layers, and {name} has {synapse}. "
+                    "Use fold(net)."
+                )
             weight = synapse.weight.detach()
             # A picture that was flattened has its channels first, and its place has them last.
             if at in self.flattened:
@@ -284,7 +231,7 @@ class _Walk:
         place = self.places[at]
         spec = PlaceSpec(place.height // 2, place.width // 2, place.channels, 4 * place.most)
         if spec.most > MOST or not place.most:
-            raise InputError("a plan pools spikes, up to three times in a row.")
+            raise InputError("a plan pools spikes, up to three times in a row. Use fold(net).")
         out = self._place(spec, self.real[at], 4 * self.divisor[at])
         self.layers.append(LayerSpec(POOL, SynapseSpec(at, torch.empty(padded(1), 2, 2, 0), 2), out))
         return out
@@ -306,22 +253,35 @@ class _Walk:
         self.flattened[out] = at
         return out
 
-    def readout(self, readout: Readout, at: int) -> None:
+    def readout(self, readout: Readout, at: int) -> int:
         """The logits."""
-        own, bias_K = self.synapse(readout.linear, at, exact=True)
+        at = self.mean(at) if self.places[at].most else at
+        own, bias_K = self.synapse("readout", readout.linear, at, exact=True)
         self.layers.append(LayerSpec(LINEAR, own, -1, bias=_fill(bias_K, 0.0)))
+        return at
 
-    def _borders(self) -> None:
-        """Zeros around every place that a convolution with padding reads."""
+    def bordered(self) -> list[PlaceSpec]:
+        """The places, with zeros around each that a convolution with padding reads."""
         need = [0] * len(self.places)
         for layer in self.layers:
             for synapse in (layer.own, layer.other):
                 if synapse is not None and self.places[synapse.place].most:
                     need[synapse.place] = max(need[synapse.place], synapse.pad)
-        self.places = [
+        return [
             PlaceSpec(p.height, p.width, p.channels, p.most, border, p.alias)
             for p, border in zip(self.places, need, strict=True)
         ]
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    square = all(len(set(a)) == 1 for a in (conv.kernel_size, conv.stride, conv.padding))
+    return square and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+
+
+def _constants(neuron: NeuronSpec, channels: int) -> dict[str, Any]:
+    """tau, v_th and reset of a layer."""
+    tau_C, v_th_C = (torch.as_tensor(a).detach().float().expand(channels) for a in (neuron.tau, neuron.v_th))
+    return {"tau": _fill(tau_C, 0.0), "v_th": _fill(v_th_C, 1.0), "soft_reset": neuron.reset == "soft"}
 
 
 def _fill(values_C: Tensor, value: float) -> Tensor:

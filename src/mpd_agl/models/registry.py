@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.models import ms_resnet, resnet, statten, vgg
+from mpd_agl.models import resnet, vgg
 from mpd_agl.models.base import Network, NetworkOptions
 from mpd_agl.models.pretrained import Card, check_options, fitting_state, pretrained_card, pretrained_state
 from mpd_agl.plugins import load_plugins
@@ -29,17 +29,14 @@ _TINY: dict[str, Any] = {"num_classes": 200, "num_steps": 4, "in_channels": 3, "
 MODELS: dict[str, Entry] = {
     "resnet19": Entry(resnet.resnet19, _CIFAR, "the paper's network for CIFAR-10/100 (3-3-2, SEW-ADD)"),
     "resnet18": Entry(resnet.resnet18, _CIFAR, "2-2-2-2 basic blocks"),
-    "ms-resnet18": Entry(ms_resnet.ms_resnet18, _CIFAR_T4, "membrane shortcuts: currents add up (Hu et al. 2024)"),
-    "ms-resnet34": Entry(ms_resnet.ms_resnet34, _CIFAR_T4, "the same, 3-4-6-3"),
     "sew-resnet18": Entry(resnet.sew_resnet18, _CIFAR_T4, "spikes added behind neurons (Fang et al. 2021)"),
     "sew-resnet34": Entry(resnet.sew_resnet34, _CIFAR_T4, "the same, 3-4-6-3"),
-    "statten": Entry(statten.SpikeTransformer, _CIFAR_T4, "spike-driven transformer, STAtten (Lee et al. 2025)"),
     "vggsnn": Entry(vgg.vggsnn, _DVS, "the paper's network for CIFAR10-DVS"),
     "vgg11": Entry(vgg.vgg11, _CIFAR, "8 convolutions, 4096-4096 FC"),
     "vgg13": Entry(vgg.vgg13, _TINY, "the paper's network for Tiny-ImageNet"),
     "vgg16": Entry(vgg.vgg16, _CIFAR, "13 convolutions, 4096-4096 FC"),
     "plain": Entry(vgg.plain, _CIFAR, "as many 16-channel layers as asked for, no shortcuts (depth=24)"),
-    "cnn8": Entry(vgg.cnn8, _CIFAR, "our 8-layer vanilla SNN (Figure 2)"),
+    "cnn8": Entry(vgg.cnn8, _CIFAR, "an 8-layer vanilla SNN (Figure 2)"),
 }
 
 

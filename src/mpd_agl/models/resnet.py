@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.models.graph import Builder, Flow
 
 
 class SewBlock(nn.Module):
@@ -29,6 +30,12 @@ class SewBlock(nn.Module):
         shortcut = s_TNCHW if self.shortcut is None else self.shortcut(s_TNCHW, num_steps)
         out: Tensor = self.conv2(self.conv1(s_TNCHW, num_steps), num_steps, residual=shortcut)
         return out
+
+    def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
+        """For plans and NIR."""
+        shortcut = flow if self.shortcut is None else build.block(f"{name}.shortcut", self.shortcut, flow)
+        spikes = build.block(f"{name}.conv1", self.conv1, flow)
+        return build.block(f"{name}.conv2", self.conv2, spikes, residual=shortcut)
 
 
 class ZhengBlock(nn.Module):
@@ -51,6 +58,10 @@ class ZhengBlock(nn.Module):
         """Spikes, 0 or 1."""
         out: Tensor = self.conv2(self.conv1(s_TNCHW, num_steps), num_steps, current_inputs=[s_TNCHW])
         return out
+
+    def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
+        """For plans and NIR."""
+        return build.block(f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow)
 
 
 class ResNet(Network):
@@ -93,6 +104,19 @@ class ResNet(Network):
             s_TNF = self.fc1(s_TNF, num_steps)
         logits_TNK: Tensor = self.readout(s_TNF)
         return logits_TNK
+
+    def describe(self, build: Builder[Flow], flow: Flow) -> Flow:
+        """For plans and NIR."""
+        flow = build.block("stem", self.stem, flow)
+        for number in range(1, self.num_stages + 1):
+            for name, part in self.get_submodule(f"stage{number}").named_children():
+                path = f"stage{number}.{name}"
+                described = isinstance(part, SewBlock | ZhengBlock)
+                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)
+        flow = build.mean(flow)
+        if self.fc1 is not None:
+            flow = build.block("fc1", self.fc1, flow)
+        return build.readout(self.readout, flow)
 
 
 def resnet19(options: NetworkOptions) -> ResNet:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
+from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
 from mpd_agl.nn import set_chain
 
@@ -92,6 +93,19 @@ class ConvNet(Network):
             s_TNF = self.get_submodule(f"fc{h}")(s_TNF, num_steps)
         logits_TNK: Tensor = self.readout(s_TNF)
         return logits_TNK
+
+    def describe(self, build: Builder[Flow], flow: Flow) -> Flow:
+        """For plans and NIR."""
+        for name in self.order:
+            part = self.get_submodule(name)
+            if name == "pool":
+                flow = build.pool(flow)
+            else:
+                flow = build.block(name, part, flow) if name.startswith("conv") else build.gate(name, part, flow)
+        flow = build.mean(flow) if self.average else build.flat(flow)
+        for h in range(1, self.num_hidden + 1):
+            flow = build.block(f"fc{h}", self.get_submodule(f"fc{h}"), flow)
+        return build.readout(self.readout, flow)
 
 
 def vggsnn(options: NetworkOptions) -> ConvNet:

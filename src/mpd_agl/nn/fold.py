@@ -1,7 +1,8 @@
 """Folding norms into the synapses for inference.
 
-`gamma alpha v_th / sqrt(var + eps)` goes into the weights, the rest into the bias. MPBN's norm on the potential goes
-into the threshold. TEBN and TAB scale every timestep otherwise, so a `StepAffine` stays behind the synapse.
+`gamma alpha v_th / sqrt(var + eps)` goes into the weights, the rest into the bias. What a norm on the potential becomes
+its neuron says (`Neuron.for_inference`). A norm whose scale differs from step to step stays behind the synapse, as one
+multiply-add per step (`StepAffine`): one set of weights cannot hold it.
 """
 
 import copy
@@ -11,19 +12,54 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.nn.block import AnnBlock, Current, SpikingBlock
-from mpd_agl.nn.mpbn import FoldedLIF, NormedPotential
-from mpd_agl.nn.norm import TdBatchNorm
-from mpd_agl.nn.step_norm import StepAffine
+from mpd_agl.nn.ann import AnnBlock
+from mpd_agl.nn.block import Current, SpikingBlock
+from mpd_agl.nn.neuron import Neuron
+from mpd_agl.nn.width import FixedWidth
 
 Net = TypeVar("Net", bound=nn.Module)
 LARGEST = 127
 
 
+class StepAffine(nn.Module):
+    """`i_t = x_t scale_t + shift_t`: in evaluation, a norm whose scale differs from step to step."""
+
+    scale_TC: Tensor
+    shift_TC: Tensor
+
+    def __init__(self, scale_TC: Tensor, shift_TC: Tensor) -> None:
+        super().__init__()
+        self.num_steps = scale_TC.shape[0]
+        self.register_buffer("scale_TC", scale_TC.detach().clone())
+        self.register_buffer("shift_TC", shift_TC.detach().clone())
+
+    def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
+        """The currents of all T steps."""
+        T = built_for_steps(self, x_SNC, num_steps)
+        scale, shift = (a.view(T, 1, -1, *[1] * (x_SNC.dim() - 3)) for a in (self.scale_TC, self.shift_TC))
+        return x_SNC * scale + shift
+
+    def affine_map(self) -> tuple[Tensor, Tensor]:
+        """`scale_TC, shift_TC`."""
+        return self.scale_TC, self.shift_TC
+
+
+def built_for_steps(part: nn.Module, x_SNC: Tensor, num_steps: int | None) -> int:
+    """T, or a sentence where it is another than the `num_steps` that this part was built for."""
+    T, own = x_SNC.shape[0] if num_steps is None else num_steps, part.num_steps
+    if own != T:
+        raise InputError(
+            f"{type(part).__name__} was built for {own} timesteps and has parameters for each, got {T}. "
+            f"Create the model with num_steps={T}, or use norm='tdbn' or 'bn', which take any number."
+        )
+    return T
+
+
 @torch.no_grad()
-def _folded(synapse: nn.Module, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
+def scaled_synapse(synapse: nn.Module | None, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
+    """A copy of a synapse whose output channels are multiplied and shifted."""
     if not isinstance(synapse, nn.Conv2d | nn.Linear):
-        raise InputError(f"can fold tdBN into nn.Conv2d and nn.Linear, got {type(synapse).__name__}.")
+        raise InputError(f"can fold a norm into nn.Conv2d and nn.Linear, got {type(synapse).__name__}.")
     out = copy.deepcopy(synapse)
     shape = [-1] + [1] * (out.weight.dim() - 1)
     bias_C = shift_C if out.bias is None else out.bias * scale_C + shift_C
@@ -32,10 +68,11 @@ def _folded(synapse: nn.Module, scale_C: Tensor, shift_C: Tensor) -> nn.Module:
     return out
 
 
-def _affine(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
+def affine_map(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
     """`scale_C, shift_C` of a norm in evaluation; None for one whose output depends on the input's own statistics."""
-    if isinstance(norm, TdBatchNorm):
-        return norm.affine()
+    if norm is not None and hasattr(norm, "affine_map"):
+        found: tuple[Tensor, Tensor] = norm.affine_map()
+        return found
     if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None or norm.running_var is None:
         return None
     scale_C = torch.rsqrt(norm.running_var + norm.eps)
@@ -43,28 +80,30 @@ def _affine(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
     return (scale_C, shift_C) if norm.weight is None else (norm.weight * scale_C, norm.bias + norm.weight * shift_C)
 
 
-def _fold_potential_norm(block: SpikingBlock) -> None:
-    """MPBN: `scale v + shift >= v_th` as a threshold of v, one per channel.
-
-    Where scale is negative the neuron fires below a value. With the synapse's sign turned, so is v's, and it fires
-    above: the reset to 0 has no sign. Without a synapse of its own such a neuron keeps its norm.
-    """
-    neuron = block.neuron
-    if not isinstance(neuron, NormedPotential):
+def _fold_norm(module: SpikingBlock | Current | AnnBlock) -> None:
+    found = affine_map(module.norm)
+    if found is None:
         return
-    scale_C, _ = neuron.potential_norm.affine()
-    if bool((scale_C < 0).any()):
+    if found[0].dim() == 2:
+        module.norm = StepAffine(*found)
+    elif module.synapse is not None:
+        module.synapse = scaled_synapse(module.synapse, *found)
+        module.norm = nn.Identity() if isinstance(module, AnnBlock) else None
+
+
+def _fold_neuron(block: SpikingBlock) -> None:
+    if not isinstance(block.neuron, Neuron):
+        return
+    neuron, sign_C = block.neuron.for_inference()
+    if sign_C is not None and bool((sign_C < 0).any()):
         if block.synapse is None or block.norm is not None or block.currents:
-            return
-        sign_C = torch.where(scale_C < 0, -1.0, 1.0).to(scale_C)
-        block.synapse = _folded(block.synapse, sign_C, torch.zeros_like(scale_C))
-    block.neuron = FoldedLIF(neuron).eval()
+            return  # no weights of its own whose sign could be turned: the neuron keeps its norm
+        block.synapse = scaled_synapse(block.synapse, sign_C, torch.zeros_like(sign_C))
+    block.neuron = neuron.eval()
 
 
 def fold(net: Net) -> Net:
     """A copy of the network for inference, each batch norm folded into its synapse: the same spikes with one pass less.
-
-    MPBN's second norm becomes a threshold per channel; TEBN and TAB stay as one multiply-add per step.
 
     The copy is in evaluation mode and stays there; the original is untouched.
     """
@@ -72,20 +111,20 @@ def fold(net: Net) -> Net:
         raise InputError("fold() takes a network in evaluation mode, got one that is training. Call net.eval() first.")
     out = copy.deepcopy(net)
     for module in out.modules():
-        if not isinstance(module, SpikingBlock | Current | AnnBlock):
-            continue
-        if (affine := _affine(module.norm)) is not None:
-            if affine[0].dim() == 2:
-                module.norm = StepAffine(*affine)  # type: ignore[assignment]
-            elif module.synapse is not None:
-                module.synapse = _folded(module.synapse, *affine)
-                module.norm = nn.Identity() if isinstance(module, AnnBlock) else None
+        if isinstance(module, SpikingBlock | Current | AnnBlock):
+            _fold_norm(module)
         if isinstance(module, SpikingBlock):
-            module.is_folded = True
-            _fold_potential_norm(module)
+            _fold_neuron(module)
+            module.width = FixedWidth()  # the rule's norm is gone
     for parameter in out.parameters():
         parameter.requires_grad_(False)
     return out
+
+
+def is_folded(net: nn.Module) -> bool:
+    """Whether no norm is left that folding would take in."""
+    parts = [m for m in net.modules() if isinstance(m, SpikingBlock | Current) and m.synapse is not None]
+    return all(m.norm is None or isinstance(m.norm, StepAffine) for m in parts)
 
 
 def whole(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,45 +1,29 @@
-"""The methods: one network, one loop, only the neuron and the width rule differ. Adding one is adding a line."""
+"""The methods: one network, one loop, only the neuron and the width rule differ. Adding one is registering one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
+from typing import Any
 
 from torch import nn
 
-from mpd_agl.core import Surrogate, gain_constants, get_surrogate
+from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.neuron import LIF, PLIF
-from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
-from mpd_agl.nn.width import (
-    AtgoWidth,
-    ChainWidth,
-    DeepTAGEWidth,
-    FixedWidth,
-    LearnableWidth,
-    LSGWidth,
-    MPDWidth,
-    QuantileWidth,
-    RelativeWidth,
-    ScheduledWidth,
-    SingleStepWidth,
-    SlopeWidth,
-    Width,
-    check_scaling,
-)
+from mpd_agl.nn.width import Width, check_scaling
 from mpd_agl.plugins import load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A neuron and a width rule under the name that every command takes.
-
-    `neuron` is called with tau, v_th, surrogate, detach_reset, noise and backend, and makes a module that takes
-    `(i_TNC, kappa_T)`.
-    """
+    """A neuron and a width rule under the name that every command takes."""
 
     name: str
     neuron: Callable[..., nn.Module]
-    width: Callable[[], Width]
+    """Called with tau, v_th, surrogate, detach_reset and backend; a `Neuron`, or a module that takes `(i_TNC, widths)`
+    and has `tau` and `v_th`."""
+    width: Callable[..., Width]
+    """Makes the rule; its keywords are the method's options."""
     about: str
     surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
@@ -47,14 +31,12 @@ class Method:
     """The shape where the user names none."""
     scaling: bool = False
     """Whether the method sets the surrogate's height, which it can where the shape scales with its width."""
-    noise: float = 0.0
-    """Share of soft outputs while training (ASGL)."""
     replaces_neuron: bool = False
     """Whether the method is its neuron, so that its width alone is not the method."""
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
     constants: Callable[[], Mapping[str, float]] = dict
-    """Numbers of the rule that were chosen and that no field sets. Runs with other numbers are other runs."""
+    """Numbers of the rule that were chosen and that no option sets. Runs with other numbers are other runs."""
 
     def surrogate_with(self, asked: str | Surrogate | None) -> Surrogate:
         """The method's own surrogate, or else the one that was asked for; asking for another than the method's own is
@@ -70,111 +52,27 @@ class Method:
             check_scaling(found)
         return own or found or get_surrogate(self.usual)
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(signature(self.width).parameters)
 
-METHODS: dict[str, Method] = {
-    m.name: m
-    for m in (
-        Method(
-            name="stbp-tdbn", neuron=LIF, width=FixedWidth, about="fixed width 1, fixed decay (the paper's Vanilla)"
-        ),
-        Method(name="trainable-decay", neuron=PLIF, width=FixedWidth, about="fixed width 1, learnable decay"),
-        Method(name="lsg", neuron=PLIF, width=LSGWidth, about="2 v_th sqrt(1 + tau^2) (Lian et al. 2023)"),
-        Method(name="agr", neuron=LIF, width=MPDWidth, about="Eq. 7 with a fixed decay (the paper's ablation)"),
-        Method(name="mpd-agl", neuron=PLIF, width=MPDWidth, about="Eq. 7 with a learnable decay (the paper's method)"),
-        Method(
-            name="mpd-agl-exact",
-            neuron=PLIF,
-            width=lambda: MPDWidth("exact"),
-            about="Eq. 7 with the exact mixture variance (ours)",
-        ),
-        Method(
-            name="mpd-quantile", neuron=PLIF, width=QuantileWidth, about="width that holds the available share (ours)"
-        ),
-        Method(
-            name="mpd-gain",
-            neuron=PLIF,
-            width=ChainWidth,
-            usual="triangular",
-            scaling=True,
-            constants=gain_constants,
-            about="width by the length of the way without a shortcut, height by the spikes' variance (ours)",
-        ),
-        Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),
-        Method(
-            name="asgl",
-            neuron=LIF,
-            width=SlopeWidth,
-            surrogate="rectangular",
-            noise=0.2,
-            about="learnable slope, noisy soft outputs in training (Wang et al. 2023)",
-        ),
-        Method(
-            name="deeptage",
-            neuron=LIF,
-            width=DeepTAGEWidth,
-            surrogate="arctan-peak",
-            about="width from the norms of the potentials (Liu et al. 2025)",
-        ),
-        Method(
-            name="ds-atgo",
-            neuron=AtgoNeuron,
-            width=AtgoWidth,
-            replaces_neuron=True,
-            about="threshold mean + std of the batch's potentials, width from it (Jiang et al. 2026)",
-        ),
-        Method(
-            name="ds-atgo-sigma",
-            neuron=partial(AtgoNeuron, form="sigma"),
-            width=partial(AtgoWidth, "sigma"),
-            replaces_neuron=True,
-            about="ds-atgo with the width of its published code, from std (Jiang et al. 2026)",
-        ),
-        Method(
-            name="trsg",
-            neuron=TrSGNeuron,
-            width=RelativeWidth,
-            surrogate="rectangular",
-            replaces_neuron=True,
-            about="learnable threshold softplus(p), width v_th, output v_th s, soft reset (Kook et al. 2026)",
-        ),
-        Method(
-            name="mpr",
-            neuron=mpr_neuron,
-            width=FixedWidth,
-            surrogate="mpr",
-            replaces_neuron=True,
-            about="potential rectified before firing, soft reset by 1 (Guo et al. 2022)",
-        ),
-        Method(
-            name="diet",
-            neuron=diet_neuron,
-            width=RelativeWidth,
-            surrogate="triangular",
-            replaces_neuron=True,
-            about="learnable leak and threshold, surrogate of v/v_th, soft reset (Rathi and Roy 2020)",
-        ),
-        Method(
-            name="slope-schedule",
-            neuron=LIF,
-            width=ScheduledWidth,
-            surrogate="fast-sigmoid",
-            about="slope from 1 to 100 over the training (Van den Berghe et al. 2025)",
-        ),
-        Method(
-            name="s2nn",
-            neuron=LIF,
-            width=SingleStepWidth,
-            surrogate="s2nn",
-            max_steps=1,
-            about="the surrogate of single-step networks, T = 1 (Suetake et al. 2023)",
-        ),
-    )
-}
+    def with_options(self, **options: Any) -> "Method":
+        """The method with some of its options set, such as `kappa=2`."""
+        for name in options:
+            if name not in self.options:
+                known = f"It has {', '.join(self.options)}." if self.options else "It has none."
+                raise InputError(f"method {self.name!r} has no option {name!r}, got {name}={options[name]!r}. {known}")
+        return replace(self, width=partial(self.width, **options)) if options else self
+
+
+METHODS: dict[str, Method] = {}
 
 
 def register_method(method: Method) -> Method:
     """Let every command and `create_model` take a method of your own by its name.
 
+    >>> from mpd_agl.nn import LIF, FixedWidth
     >>> mine = register_method(Method(name="wide", neuron=LIF, width=lambda: FixedWidth(2.0), about="twice as wide"))
     >>> get_method("wide") is mine
     True
@@ -185,12 +83,16 @@ def register_method(method: Method) -> Method:
     return method
 
 
-def get_method(name: str | Method) -> Method:
-    """The method of that name; a `Method` comes back as it is."""
+def get_method(name: str | Method, **options: Any) -> Method:
+    """The method of that name, with its options set; a `Method` comes back as it is.
+
+    >>> get_method("stbp-tdbn", kappa=2.0).width().kappa
+    2.0
+    """
     if isinstance(name, Method):
-        return name
+        return name.with_options(**options)
     if name not in METHODS:
         load_plugins()
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    return METHODS[name]
+    return METHODS[name].with_options(**options)

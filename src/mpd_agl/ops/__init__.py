@@ -1,25 +1,29 @@
-"""The fused training step: tdBN + neuron + surrogate as one autograd function, at several speeds chosen by name."""
+"""Fused operators, a folder each: `step` (norm, neuron and surrogate), `conv` (spikes in), `plan` (inference)."""
 
-from mpd_agl.ops.conv.active import ActiveLists
-from mpd_agl.ops.step.backends import NAMES as BACKENDS
-from mpd_agl.ops.step.backends import backends_here, resolve
-from mpd_agl.ops.step.fused import moments, neuron, probe, shared_moments, tdbn_neuron
-from mpd_agl.ops.step.memory import reuse_pages
-from mpd_agl.ops.step.sync import Replicas, SharedMoments, batch_moments, rand_like
+from mpd_agl.ops.memory import reuse_pages
+from mpd_agl.ops.step.backends import BACKENDS, backends_here, resolve
+from mpd_agl.ops.step.fused import current_map, fused_step, probe
+from mpd_agl.ops.step.spec import CurrentMap, NeuronSpec, NormSpec, StepDetails, StepInput, StepOutput, Widths
+from mpd_agl.ops.step.sync import LOCAL, BatchStats, Replicas, Sync, batch_stats
 
 __all__ = [
     "BACKENDS",
-    "ActiveLists",
+    "LOCAL",
+    "BatchStats",
+    "CurrentMap",
+    "NeuronSpec",
+    "NormSpec",
     "Replicas",
-    "SharedMoments",
+    "StepDetails",
+    "StepInput",
+    "StepOutput",
+    "Sync",
+    "Widths",
     "backends_here",
-    "batch_moments",
-    "moments",
-    "neuron",
+    "batch_stats",
+    "current_map",
+    "fused_step",
     "probe",
-    "rand_like",
     "resolve",
     "reuse_pages",
-    "shared_moments",
-    "tdbn_neuron",
 ]

@@ -105,23 +105,20 @@ void mpd_agl_fail_after(int64_t n) { __atomic_store_n(&allocations_left, n, __AT
 int mpd_agl_moments(const float *x, int64_t rows, int64_t C, float *mean, float *var) {
     return level()->neuron->moments(x, rows, C, mean, var);
 }
-int mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out) {
+// Neurons that are all alike, with a hard reset and from rest, have kernels of their own
+int mpd_agl_forward(const Neuron *n, const float *x, const float *residual, float *out, float *state) {
+    if (n->tau_C) return level()->general->forward(n, x, residual, out, state);
     return level()->neuron->forward(n, x, residual, out);
 }
-int mpd_agl_backward(const Neuron *n, const float *x, const float *g, float *dv, float *sum_dv, float *sum_dv_x,
-                     float *dtau, float *dkappa) {
+int mpd_agl_backward(const Neuron *n, const float *x, const float *g, const float *dstate, float *dv, float *sum_dv,
+                     float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dstate_0) {
+    if (n->tau_C)
+        return level()->general->backward(n, x, g, dstate, dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate_0);
     return level()->neuron->backward(n, x, g, dv, sum_dv, sum_dv_x, dtau, dkappa);
 }
 int mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, const float *mean, const float *scale,
                            const float *m1, const float *m2) {
     return level()->neuron->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
-}
-int mpd_agl_general_forward(const Neuron *n, const float *x, const float *residual, float *out, float *kept) {
-    return level()->general->forward(n, x, residual, out, kept);
-}
-int mpd_agl_general_backward(const Neuron *n, const float *x, const float *g, const float *dkept, float *dv,
-                             float *sum_dv, float *sum_dv_x, float *dtau, float *dv_th, float *dkappa, float *dkept_0) {
-    return level()->general->backward(n, x, g, dkept, dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dkept_0);
 }
 int mpd_agl_probe(const Neuron *n, const float *x, double *out) { return level()->general->probe(n, x, out); }
 int mpd_agl_active_scan(const float *x, const ActiveLists *lists) { return level()->active->scan(x, lists); }

@@ -13,7 +13,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.export.plainstep import plain_network
 from mpd_agl.models import Network
 from mpd_agl.models.onestep import OneStep, answer_early
-from mpd_agl.models.plan import InferencePlan, plan_why_not
+from mpd_agl.models.plan import InferencePlan, plan_unavailable
 from mpd_agl.nn import Neuron, fold
 from mpd_agl.ops import backends_here
 from mpd_agl.train.evaluate import Batches
@@ -33,7 +33,7 @@ def fast_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
     if net.options.ann:
         return fold(net), "folded"
     on_cpu = device.type == "cpu" and works["native"]
-    if on_cpu and not (why := plan_why_not(net)):
+    if on_cpu and not (why := plan_unavailable(net)):
         return InferencePlan(net), "folded, one native call"
     folded, backend = fold(net), "native" if on_cpu else "eager"
     for module in folded.modules():
@@ -51,7 +51,7 @@ def int8_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
 
     Both compute the same function: whole numbers this small are exact in float32 too.
     """
-    if device.type == "cpu" and not backends_here()["native"] and not plan_why_not(net):
+    if device.type == "cpu" and not backends_here()["native"] and not plan_unavailable(net):
         return InferencePlan(net, int8=True), "folded, int8 weights, one native call"
     return plain_network(net, int8=True).to(device), "folded, int8 weights in float arithmetic"
 

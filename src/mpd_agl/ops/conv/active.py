@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native
-from mpd_agl.ops.native import Geometry, Lists
+from mpd_agl.ops import library as native
+from mpd_agl.ops.library import Geometry, Lists
 
 BLOCK = 128
 MOST_KERNEL = 5

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from mpd_agl import records
-from mpd_agl.ops import native
+from mpd_agl.ops import library as native
 from mpd_agl.ops.conv import active, convolution, lookup
 from mpd_agl.ops.conv.convolution import PASSES
 

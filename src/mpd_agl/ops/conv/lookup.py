@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native
+from mpd_agl.ops import library as native
 from mpd_agl.ops.conv.active import channels_first, check, floats, rows_of
-from mpd_agl.ops.native import Geometry
+from mpd_agl.ops.library import Geometry
 
 CHANNELS = 16
 MOST_PLANES = 4

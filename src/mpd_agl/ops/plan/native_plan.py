@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native
-from mpd_agl.ops.native import Place, Plan, PlanLayer, PlanSynapse
+from mpd_agl.ops import library as native
+from mpd_agl.ops.library import Place, Plan, PlanLayer, PlanSynapse
 
 CHANNELS = 16
 """Places of spikes have channels in multiples of this."""

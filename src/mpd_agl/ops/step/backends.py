@@ -1,115 +1,62 @@
-"""The backends of the fused step, by name: the same function at other speeds.
+"""The implementations of the fused step, by name: one function at several speeds.
 
-`eager` is plain PyTorch, `native` the C++ kernels, `triton` the GPU kernels, `compiled` the plain form through
-`torch.compile`; `auto` is the best that works here. A backend never switches silently: asking for one that cannot run
-is an error, and `auto` says once what it took and why.
+`eager` is plain PyTorch, `native` the C++ kernels, `triton` the GPU kernels; `auto` is the fastest that works here. A
+backend never switches silently: asking for one that cannot run is an error, and `auto` logs once what it took and why.
 """
 
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.ops import native
-from mpd_agl.ops.step import plain
+from mpd_agl.ops import library
+from mpd_agl.ops.step import eager, native
 
-NAMES = ("auto", "native", "triton", "compiled", "eager")
+BACKENDS = ("auto", "native", "triton", "eager")
 LEAST_CAPABILITY = (7, 5)
 """Of the NVIDIA GPUs that the triton kernels are compiled for (Turing and newer)."""
 log = logging.getLogger("mpd_agl")
 
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-
-
 @dataclass(frozen=True)
-class Backend:
-    """The four pieces of the fused step; signatures as in `plain`."""
+class Kernels:
+    """One implementation: functions on flat tensors, with the signatures of `eager`."""
 
     name: str
     moments: Callable[[Tensor], tuple[Tensor, Tensor]]
     forward: Callable[..., tuple[Tensor, Tensor | None]]
-    backward: Callable[..., Gradients]
+    backward: Callable[..., eager.Gradients]
     normalise_grad: Callable[..., Tensor]
+    probe: Callable[..., Tensor]
+    input: Callable[[Tensor], Tensor] = lambda x: x
+    """What the implementation makes of its input before anything else: the native one takes float32 alone."""
 
 
-def _native(operators: bool) -> Backend:
-    """The native kernels, called directly or as operators that a tracer can see.
-
-    The default form has kernels of its own, which know the number of steps at compile time; a `v_th` that is a tensor
-    takes the general ones. A surrogate that C++ does not have gets its backward pass from `plain`.
-    """
-    ops: Any = native
-    moments = ops.moments_op if operators else ops.moments
-    run_forward = ops.forward_op if operators else ops.forward
-    run_general_forward = ops.general_forward_op if operators else ops.general_forward
-    run_backward = ops.backward_op if operators else ops.backward
-    run_general_backward = ops.general_backward_op if operators else ops.general_backward
-    run_normalise_grad = ops.normalise_grad_op if operators else ops.normalise_grad_
-
-    def forward(*args: Any) -> tuple[Tensor, Tensor | None]:
-        *default, soft, kept_0, want_state = args
-        if not isinstance(args[5], Tensor):
-            return run_forward(*default), None
-        s_TMC, kept_MC = run_general_forward(*default, soft, kept_0, want_state)
-        return s_TMC, kept_MC if want_state else None
-
-    def backward(*args: Any) -> Gradients:
-        *tensors, v_th, surrogate, detach_reset, want_kappa, soft, kept_0, gain_T, dkept = args
-        code = native.surrogate_code(surrogate)
-        if code is None:
-            return plain.backward(*args)
-        default = (*tensors, v_th, code, detach_reset, want_kappa)
-        if not isinstance(v_th, Tensor):
-            return (*run_backward(*default, gain_T), None, None)
-        *found, dkept_0 = run_general_backward(*default, soft, kept_0, gain_T, dkept)
-        return (*found, None if kept_0 is None else dkept_0)
-
-    def normalise_grad(x: Tensor, dv: Tensor, mean: Tensor, scale: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
-        run_normalise_grad(x, dv, mean, scale, m1, m2)
-        return dv
-
-    return Backend("native", moments, forward, backward, normalise_grad)
+EAGER = Kernels("eager", eager.moments, eager.forward, eager.backward, eager.normalise_grad, eager.probe)
+NATIVE = Kernels(
+    "native", native.moments, native.forward, native.backward, native.normalise_grad, native.probe, Tensor.float
+)
 
 
 @cache
-def _compiled() -> Backend:
-    # one graph per layer shape and batch size: past torch's default of 8 it would fall back to eager silently
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
-
-    def compile_(function: Callable[..., Any]) -> Any:
-        return torch.compile(function, dynamic=False)
-
-    return Backend(
-        "compiled",
-        compile_(plain.moments),
-        compile_(plain.forward),
-        compile_(plain.backward),
-        compile_(plain.normalise_grad),
-    )
-
-
-@cache
-def _triton() -> Backend:
+def _triton() -> Kernels:
     from mpd_agl.ops.step import triton  # brings the package triton, which only this backend needs
 
-    return Backend("triton", triton.moments, triton.forward, triton.backward, triton.normalise_grad)
+    return Kernels("triton", triton.moments, triton.forward, triton.backward, triton.normalise_grad, eager.probe)
 
 
-def _no_triton(device_type: str, dtype: torch.dtype) -> str:
-    """Why the triton kernels cannot run; a small one is tried, which tells of old drivers and missing compilers."""
+def _triton_unavailable(device_type: str, dtype: torch.dtype) -> str:
+    """Why the triton kernels cannot run; a small one is tried, which finds old drivers and missing compilers."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the triton kernels take float32, bfloat16 and float16, and the input is {str(dtype)[6:]}"
     if find_spec("triton") is None:
-        return "the package triton is not installed; pip install 'mpd-agl[triton]' (Linux)"
+        return "the package triton is not installed; pip install triton (Linux)"
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "the triton kernels run on a GPU, and the input is on cpu (TRITON_INTERPRET=1 interprets them, slowly)"
     if device_type not in ("cpu", "cuda", "meta"):
@@ -121,8 +68,8 @@ def _no_triton(device_type: str, dtype: torch.dtype) -> str:
                 least, here = (".".join(map(str, a)) for a in (LEAST_CAPABILITY, capability))
                 return f"the triton kernels need a GPU of compute capability {least} or newer, and this one has {here}"
         ones = torch.ones(2, 1, 4, device=device_type)
-        one_C = ones[0, 0]
-        spikes, _ = _triton().forward(ones, 0 * one_C, one_C, 0 * one_C, one_C[0], 0.5, 2, None)
+        one_C, half = ones[0, 0], torch.full((), 0.5, device=device_type)
+        spikes, _ = _triton().forward(ones, 0 * one_C, one_C, 0 * one_C, half, half, 2, None, None, False, False)
         if device_type != "meta" and not torch.equal(spikes, ones):
             return "a small triton kernel gives wrong results here; update the GPU's driver"
     except Exception as error:
@@ -131,71 +78,56 @@ def _no_triton(device_type: str, dtype: torch.dtype) -> str:
     return ""
 
 
-_EAGER = Backend("eager", plain.moments, plain.forward, plain.backward, plain.normalise_grad)
-_NATIVE, _NATIVE_OPERATORS = _native(operators=False), _native(operators=True)
-
-
 @cache
-def why_not(name: str, device_type: str, dtype: torch.dtype) -> str:
+def unavailable_reason(name: str, device_type: str, dtype: torch.dtype) -> str:
     """Why a backend cannot run on that device and dtype; "" where it can."""
     if name == "native":
         if device_type != "cpu":
             return f"the native kernels run on a CPU, and the input is on {device_type}"
         if dtype == torch.float64:
             return "the native kernels compute in float32, and the input is float64"
-        return native.load()[1]
-    if name == "triton":
-        return _no_triton(device_type, dtype)
-    if name == "compiled":
-        if device_type == "meta":
-            return "torch.compile has nothing to compile for the meta device"
-        if device_type == "cuda" and find_spec("triton") is None:
-            return "torch.compile needs the triton package on this device"
-        if device_type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")) and not shutil.which("clang++"):
-            return "torch.compile needs a C++ compiler at run time, and none is on the PATH"
-    return ""
+        return library.load()[1]
+    return _triton_unavailable(device_type, dtype) if name == "triton" else ""
 
 
 @cache
 def _auto(device_type: str, dtype: torch.dtype) -> str:
     if dtype == torch.float64:
-        return "eager"  # for checking gradients; nobody trains in it
-    order = ("native", "compiled", "eager") if device_type == "cpu" else ("triton", "compiled", "eager")
-    reasons = {name: why_not(name, device_type, dtype) for name in order}
-    name = next(n for n in order if not reasons[n])
-    skipped = "; ".join(f"not {n}: {why}" for n, why in reasons.items() if why)
-    detail = f" ({native.level()})" if name == "native" else ""
-    if name == order[0]:
-        log.info("backend auto: %s%s on %s, the fastest here", name, detail, device_type)
-    else:
-        log.warning("backend auto: %s on %s (%s)", name, device_type, skipped)
-    return name
+        return "eager"  # for checking gradients
+    best = "native" if device_type == "cpu" else "triton"
+    if reason := unavailable_reason(best, device_type, dtype):
+        log.warning("backend auto: eager on %s (not %s: %s)", device_type, best, reason)
+        return "eager"
+    detail = f" ({library.level()})" if best == "native" else ""
+    log.info("backend auto: %s%s on %s, the fastest here", best, detail, device_type)
+    return best
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def resolved_name(name: str, device_type: str, dtype: torch.dtype) -> str:
     """`auto` as the name of what runs; an error that names the way out where the backend cannot run."""
     if name == "auto":
-        name = _auto(device_type, dtype)
-    elif name not in NAMES:
-        raise unknown_name("backend", name, NAMES)
-    if why := why_not(name, device_type, dtype):
-        raise InputError(f"backend {name!r} cannot run: {why}. Use backend='eager', which works everywhere, or 'auto'.")
+        return _auto(device_type, dtype)
+    if name not in BACKENDS:
+        raise unknown_name("backend", name, BACKENDS)
+    if reason := unavailable_reason(name, device_type, dtype):
+        raise InputError(
+            f"backend {name!r} cannot run: {reason}. Use backend='eager', which works everywhere, or 'auto'."
+        )
     return name
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend that runs for that name, device and dtype."""
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels that run for that name, device and dtype."""
     if torch.compiler.is_exporting():
-        return _EAGER  # an exported graph holds plain operators, so that every runtime can read it
+        return EAGER  # an exported graph holds plain operators, so that every runtime can read it
     name = resolved_name(name, device.type, dtype)
     if name == "native":
-        return _NATIVE_OPERATORS if torch.compiler.is_compiling() else _NATIVE
-    if name == "triton" and not torch.compiler.is_compiling():  # a traced graph holds the plain form, to be compiled
-        return _triton()
-    return _EAGER if name == "eager" or torch.compiler.is_compiling() else _compiled()
+        return NATIVE
+    # A traced graph holds the plain form, which the compiler fuses itself.
+    return _triton() if name == "triton" and not torch.compiler.is_compiling() else EAGER
 
 
 def backends_here(device: str = "cpu") -> dict[str, str]:
     """Each backend's name and why it cannot run here ("" where it can), for `mpd-agl info` and run records."""
-    return {name: why_not(name, torch.device(device).type, torch.float32) for name in NAMES[1:]}
+    return {name: unavailable_reason(name, torch.device(device).type, torch.float32) for name in BACKENDS[1:]}

@@ -22,8 +22,8 @@ template <bool SOFT> inline float reset(float v, float v_th) {
 }
 
 void begin(const Neuron *n, int64_t at, int64_t count, float *kept) {
-    if (n->kept_0)
-        std::memcpy(kept, n->kept_0 + at, count * sizeof(float));
+    if (n->state)
+        std::memcpy(kept, n->state + at, count * sizeof(float));
     else
         std::memset(kept, 0, count * sizeof(float));
 }
@@ -152,7 +152,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
                             const float d = by_spike + (!SOFT && fired ? 0.0f : d_kept);
                             acc_th[p] -= by_spike + (SOFT && fired ? d_kept : 0.0f);
                             acc_tau[p] += d * before[p];
-                            if constexpr (KAPPA) acc_k[p] += ds * (gain * surrogate_by_kappa<SG>(u, h, inverse));
+                            if constexpr (KAPPA) acc_k[p] += ds * (gain * surrogate_by_kappa(u, h, inverse));
                             after[p] = tau[p] * d;
                             v_t[p] = d;
                         }
@@ -208,8 +208,7 @@ int backward(const Neuron *n, const float *x, const float *g, const float *dkept
         case RECTANGULAR: BY_FLAGS(RECTANGULAR);
         case TRIANGULAR: BY_FLAGS(TRIANGULAR);
         case SIGMOID: BY_FLAGS(SIGMOID);
-        case ARCTAN: BY_FLAGS(ARCTAN);
-        default: BY_FLAGS(ARCTAN_PEAK);
+        default: BY_FLAGS(ARCTAN);
     }
 #undef BY_FLAGS
 }

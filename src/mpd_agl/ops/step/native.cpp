@@ -235,7 +235,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                             float h = surrogate<SG>(u, kappa, inverse);
                             float d = ds * (gain * h) + tau * kept;
                             acc_tau[p] += kept * v_t[p];
-                            if constexpr (KAPPA) acc_k[p] += ds * (gain * surrogate_by_kappa<SG>(u, h, inverse));
+                            if constexpr (KAPPA) acc_k[p] += ds * (gain * surrogate_by_kappa(u, h, inverse));
                             next[p] = d;
                             if constexpr (STILL) {
                                 total[p] += d;
@@ -304,8 +304,7 @@ int backward(const Neuron *n, const float *x, const float *g, float *dv, float *
         case RECTANGULAR: BY_FLAGS(RECTANGULAR);
         case TRIANGULAR: BY_FLAGS(TRIANGULAR);
         case SIGMOID: BY_FLAGS(SIGMOID);
-        case ARCTAN: BY_FLAGS(ARCTAN);
-        default: BY_FLAGS(ARCTAN_PEAK);
+        default: BY_FLAGS(ARCTAN);
     }
 #undef BY_FLAGS
 #undef CALL

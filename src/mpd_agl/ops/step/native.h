@@ -12,17 +12,17 @@
 #include <cstdint>
 
 // Raised whenever a struct, a function's arguments, the layout of what a function packs or the order of the surrogates
-// changes; native.py holds the same number.
-constexpr int ABI_VERSION = 4;
-#define SURROGATE_NAMES "rectangular triangular sigmoid arctan arctan-peak"
+// changes; library.py holds the same number.
+constexpr int ABI_VERSION = 5;
+#define SURROGATE_NAMES "rectangular triangular sigmoid arctan"
 
 struct Neuron {
     int64_t S, T, M, C;
     const float *mean, *scale, *beta;  // [C]
     const float *kappa;                // [T]
     const float *gain;                 // [T], factors on the surrogate's height; null: 1
-    const float *tau_C, *v_th_C;       // [C], for GeneralKernels
-    const float *kept_0;               // [M][C]; null: rest
+    const float *tau_C, *v_th_C;       // [C]; null: Kernels run, which take one tau and one v_th
+    const float *state;                // [M][C]; null: rest
     float tau, v_th;                   // for Kernels
     int32_t surrogate, detach_reset, soft_reset;
 };

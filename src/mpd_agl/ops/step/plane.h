@@ -72,7 +72,7 @@ inline float exp_neg(float r) {
     return e * power;
 }
 
-enum { RECTANGULAR, TRIANGULAR, SIGMOID, ARCTAN, ARCTAN_PEAK };  // the order of SURROGATE_NAMES in native.h
+enum { RECTANGULAR, TRIANGULAR, SIGMOID, ARCTAN };  // the order of SURROGATE_NAMES in native.h
 
 // h(u; kappa); `inverse` is 1/kappa
 template <int SG> inline float surrogate(float u, float kappa, float inverse) {
@@ -87,16 +87,10 @@ template <int SG> inline float surrogate(float u, float kappa, float inverse) {
         return 4.0f * inverse * e / ((1.0f + e) * (1.0f + e));
     }
     float r = u * 3.14159265358979323846f * inverse;
-    float bump = 1.0f / (1.0f + r * r);
-    if constexpr (SG == ARCTAN) return bump * inverse;
-    return bump;
+    return 1.0f / (1.0f + r * r) * inverse;
 }
 
-// dH/dkappa: -(u/kappa) h, but for the shape whose area is kappa
-template <int SG> inline float surrogate_by_kappa(float u, float h, float inverse) {
-    if constexpr (SG == ARCTAN_PEAK)
-        return 0.5f + atanf(u * 3.14159265358979323846f * inverse) * 0.318309886183790672f - u * inverse * h;
-    return -u * inverse * h;
-}
+// dH/dkappa
+inline float surrogate_by_kappa(float u, float h, float inverse) { return -u * inverse * h; }
 
 }  // namespace

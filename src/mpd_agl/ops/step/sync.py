@@ -1,8 +1,7 @@
-"""Batch statistics over several processes that each hold a part of one batch.
+"""One batch held in parts by several processes: sums and batch statistics over all of them.
 
-Every process takes count, mean and M2 (the sum of squared deviations) of its own rows; they are gathered and merged
-(Chan et al. 1979): parts of any size are right, an empty one included, and all processes get the same bits. In float32;
-float64 stays float64.
+Each process has count, mean and M2 (the sum of squared deviations) of its own rows; they are gathered and merged (Chan
+et al. 1979): parts of any size are right, an empty one included, and all processes get the same bits.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +12,39 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class Replicas:
+class BatchStats(NamedTuple):
+    """Mean and biased variance per channel over `rows` values each, of all parts of the batch."""
+
+    mean_C: Tensor
+    var_C: Tensor
+    rows: Tensor | int
+
+
+class Sync:
+    """The whole batch is in this process: nothing to exchange."""
+
+    is_shared = False
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all processes, on each of them."""
+        return x
+
+    def stats(self, mean_C: Tensor, var_C: Tensor, rows: int) -> BatchStats:
+        """The whole batch's statistics from this process's own."""
+        return BatchStats(mean_C, var_C, rows)
+
+    def rand_like(self, u_NC: Tensor) -> Tensor:
+        """This process's rows of the uniform numbers that one process would draw for the whole batch."""
+        return torch.rand_like(u_NC)
+
+
+LOCAL = Sync()
+
+
+class Replicas(Sync):
     """The processes that share a batch: a process group, by default all. `nn.share_batch` gives it to the layers."""
+
+    is_shared = True
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -34,19 +64,23 @@ class Replicas:
         dist.all_gather(out, x.detach(), group=self.group)
         return torch.stack(out)
 
-    def place(self, count: int) -> tuple[int, int]:
-        """Where this process's `count` samples begin in the batch, and how many the batch has."""
-        counts = self.gather(torch.tensor([count])).flatten().tolist()
-        return sum(counts[: dist.get_rank(self.group)]), sum(counts)
+    def stats(self, mean_C: Tensor, var_C: Tensor, rows: int) -> BatchStats:
+        """The whole batch's statistics from this process's own, in one exchange of 2C + 1 numbers."""
+        own = torch.cat([mean_C.new_full((1,), rows), mean_C, var_C * rows])
+        if rows == 0:
+            own = torch.zeros_like(own)
+        all_ = self.gather(own)
+        C = mean_C.shape[0]
+        return BatchStats(*merge(all_[:, 0], all_[:, 1 : 1 + C], all_[:, 1 + C :]))
 
-
-class SharedMoments(NamedTuple):
-    """Mean, biased variance and number of values per channel of a batch that several processes share."""
-
-    mean_C: Tensor
-    var_C: Tensor
-    total: Tensor
-    replicas: Replicas
+    def rand_like(self, u_NC: Tensor) -> Tensor:
+        """Every process draws the whole batch's numbers, so that the generators advance alike."""
+        counts = self.gather(torch.tensor([u_NC.shape[0]])).flatten().tolist()
+        first = sum(counts[: dist.get_rank(self.group)])
+        rest = u_NC.shape[1:]
+        strides = (max(1, rest.numel()), *u_NC.stride()[1:])
+        whole = u_NC.new_empty(0).new_empty_strided((sum(counts), *rest), strides).uniform_()
+        return whole[first : first + u_NC.shape[0]]
 
 
 def merge(count_R: Tensor, mean_RC: Tensor, m2_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,36 +100,27 @@ def merge(count_R: Tensor, mean_RC: Tensor, m2_RC: Tensor) -> tuple[Tensor, Tens
     return mean_C, var_C, total
 
 
-def share_moments(mean_C: Tensor, var_C: Tensor, count: int, replicas: Replicas) -> SharedMoments:
-    """The whole batch's moments from this process's own, in one exchange of 2C + 1 numbers."""
-    own = torch.cat([mean_C.new_full((1,), count), mean_C, var_C * count])
-    if count == 0:
-        own = torch.zeros_like(own)
-    all_ = replicas.gather(own)
-    C = mean_C.shape[0]
-    return SharedMoments(*merge(all_[:, 0], all_[:, 1 : 1 + C], all_[:, 1 + C :]), replicas)
-
-
-class _BatchMoments(torch.autograd.Function):
+class _BatchStats(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_RC: Tensor, replicas: Replicas) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x_RC: Tensor, sync: Sync) -> tuple[Tensor, Tensor, Tensor]:
         rows = x_RC.shape[0]
         var_C, mean_C = torch.var_mean(x_RC, 0, correction=0) if rows else (x_RC.new_zeros(x_RC.shape[1]),) * 2
-        shared = share_moments(mean_C, var_C, rows, replicas)
-        ctx.save_for_backward(x_RC, shared.mean_C, shared.total)
-        ctx.replicas = replicas
-        ctx.mark_non_differentiable(shared.total)
-        return shared.mean_C, shared.var_C, shared.total
+        mean_C, var_C, total = sync.stats(mean_C, var_C, rows)
+        total = torch.as_tensor(total, dtype=x_RC.dtype)
+        ctx.save_for_backward(x_RC, mean_C, total)
+        ctx.sync = sync
+        ctx.mark_non_differentiable(total)
+        return mean_C, var_C, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_mean_C: Tensor, g_var_C: Tensor, _: Any) -> tuple[Tensor, None]:
         x_RC, mean_C, count = ctx.saved_tensors
-        g_mean_C, g_var_C = ctx.replicas.sum(torch.stack([g_mean_C, g_var_C]))
+        g_mean_C, g_var_C = ctx.sync.sum(torch.stack([g_mean_C, g_var_C]))
         return (g_mean_C + 2 * (x_RC - mean_C) * g_var_C) / count, None
 
 
-def batch_moments(x_TNC: Tensor, replicas: Replicas) -> SharedMoments:
+def batch_stats(x_TNC: Tensor, sync: Sync) -> BatchStats:
     """`core.batch_moments` of a batch that several processes share, differentiable on each: channels on axis 2.
 
     The gradient is that of the SUM of all processes' losses: weight each loss by the process's share of the samples,
@@ -103,17 +128,4 @@ def batch_moments(x_TNC: Tensor, replicas: Replicas) -> SharedMoments:
     """
     dtype = torch.float64 if x_TNC.dtype == torch.float64 else torch.float32
     x_RC = x_TNC.movedim(2, -1).flatten(0, -2).to(dtype)
-    mean_C, var_C, total = _BatchMoments.apply(x_RC, replicas)  # type: ignore[no-untyped-call]
-    return SharedMoments(mean_C, var_C, total, replicas)
-
-
-def rand_like(u_NC: Tensor, place: tuple[int, int]) -> Tensor:
-    """This process's rows of the uniform numbers that one process would draw for the whole batch.
-
-    Every process draws all of them, so that the generators advance alike.
-    """
-    before, total = place
-    rest = u_NC.shape[1:]
-    strides = (max(1, rest.numel()), *u_NC.stride()[1:])
-    whole = u_NC.new_empty(0).new_empty_strided((total, *rest), strides).uniform_()
-    return whole[before : before + u_NC.shape[0]]
+    return BatchStats(*_BatchStats.apply(x_RC, sync))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The fused step as Triton kernels, for GPUs: `plain.py` line by line, with the T steps of a neuron in registers.
+"""The fused step as Triton kernels, for GPUs: `eager.py` line by line, with the T steps of a neuron in registers.
 
 A program holds a tile of rows and channels of x_SMC, channels innermost in memory, and walks through time with it, so
 that x, g and s are read or written once. v and s are computed again in the backward pass. Membrane and sums are float32
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpd_agl.core import MPR, S2NN, Arctan, ArctanPeak, FastSigmoid, Rectangular, Sigmoid, Surrogate, Triangular
+from mpd_agl.core import Arctan, Rectangular, Sigmoid, Surrogate, Triangular
 from mpd_agl.errors import InputError
-from mpd_agl.ops.step import plain
+from mpd_agl.ops.step import eager
 
-SURROGATES = (Rectangular, Triangular, Sigmoid, Arctan, ArctanPeak, FastSigmoid, S2NN, MPR)
+SURROGATES = (Rectangular, Triangular, Sigmoid, Arctan)
 """Those that `_bump` has. A subclass may compute anything: it has no kernel."""
 MOST_STEPS = 32
 """Steps of one launch: with more, the potentials of the backward pass would not fit into registers."""
@@ -37,36 +37,8 @@ def _reset(v, v_th, SOFT: tl.constexpr):
 
 
 @triton.jit
-def _arctan(r):
-    # |r| > 1 through 1/r, halved to at most tan(pi/8) by the half-angle formula, then eight terms of the series
-    a = tl.abs(r)
-    z = tl.where(a > 1, 1 / tl.maximum(a, 1.0), a)
-    z = z / (1 + tl.sqrt(1 + z * z))
-    q = z * z
-    odd = 1 / 13 - q / 15
-    for back in tl.static_range(6):
-        odd = 1 / (11 - 2 * back) - q * odd
-    half = 2 * z * odd
-    whole = tl.where(a > 1, 1.5707963267948966 - half, half)
-    return tl.where(r < 0, -whole, whole)
-
-
-@triton.jit
-def _rectified(u):
-    """MPR's psi(u) and psi'(u); tanh(3|u|) by exp(-6|u|), the root by log and exp."""
-    size = tl.abs(u)
-    e = tl.exp(-6 * size)
-    tanh = (1 - e) / (1 + e)
-    root = tl.exp(tl.log(size + 0.5) / 3)
-    psi = tl.where(size <= 0.5, tanh / 1.8102965072897328, root - 0.5)  # 2 tanh 1.5
-    slope = tl.where(size <= 0.5, 3 * (1 - tanh * tanh) / 1.8102965072897328, 1 / (3 * root * root))
-    return tl.where(u < 0, -psi, psi), slope
-
-
-@triton.jit
 def _bump(u, kappa, SURROGATE: tl.constexpr):
     """h(u; kappa): `core.surrogate`."""
-    r = u * 3.141592653589793 / kappa
     if SURROGATE == "rectangular":  # Eq. 6
         h = tl.where(tl.abs(u) < kappa / 2, 1 / kappa, 0.0)
     elif SURROGATE == "triangular":
@@ -74,37 +46,17 @@ def _bump(u, kappa, SURROGATE: tl.constexpr):
     elif SURROGATE == "sigmoid":  # p (1 - p) by exp(-|4u/kappa|), which cannot overflow
         e = tl.exp(-tl.abs(u * 4 / kappa))
         h = e / ((1 + e) * (1 + e)) * 4 / kappa
-    elif SURROGATE == "arctan":
-        h = 1 / (1 + r * r) / kappa
-    elif SURROGATE == "arctan-peak":
-        h = 1 / (1 + r * r)
-    elif SURROGATE == "fast-sigmoid":
-        below = 1 / (1 + 2 * tl.abs(u / kappa))
-        h = below * below
-    elif SURROGATE == "s2nn":
-        e = tl.exp(-tl.abs(u * 4 / kappa))
-        h = tl.where(u < 0, 4 * e / ((1 + e) * (1 + e)), 1 / (tl.maximum(u / kappa, 0.0) + 1)) / kappa
     else:
-        tl.static_assert(SURROGATE == "mpr", "a surrogate without a kernel")
-        psi, slope = _rectified(u)
-        h = tl.where(tl.abs(psi) < kappa / 2, slope / kappa, 0.0)
+        tl.static_assert(SURROGATE == "arctan", "a surrogate without a kernel")
+        r = u * 3.141592653589793 / kappa
+        h = 1 / (1 + r * r) / kappa
     return h
 
 
 @triton.jit
-def _bump_kappa(u, kappa, h, SURROGATE: tl.constexpr):
+def _bump_kappa(u, kappa, h):
     """dH/dkappa."""
-    found = tl.where(h == 0, 0.0, -(u / kappa) * h)
-    if SURROGATE == "arctan-peak":
-        found += 0.5 + _arctan(u * 3.141592653589793 / kappa) / 3.141592653589793
-    elif SURROGATE == "fast-sigmoid":
-        below = 1 / (1 + 2 * tl.abs(u / kappa))
-        half = tl.where(u < 0, below - 1, 1 - below) / 2  # r/(1 + 2|r|), finite however large r is
-        found = 0.5 + half - half * below
-    elif SURROGATE == "mpr":
-        psi, _ = _rectified(u)
-        found = tl.where(tl.abs(psi) < kappa / 2, -psi / kappa / kappa, 0.0)
-    return found
+    return tl.where(h == 0, 0.0, -(u / kappa) * h)
 
 
 @triton.jit
@@ -126,7 +78,7 @@ def _place(tile, c, rows, C, ROWS: tl.constexpr):
 
 @triton.jit
 def _constants(mean, scale, beta, tau, v_th, c, C, GENERAL: tl.constexpr):
-    """Per channel; in the default form tau is one value in memory, and v_th a number."""
+    """Per channel; or one tau and one v_th for all."""
     mean_C = tl.load(mean + c, c < C, other=0.0)[None, :]
     scale_C = tl.load(scale + c, c < C, other=0.0)[None, :]
     beta_C = tl.load(beta + c, c < C, other=0.0)[None, :]
@@ -134,7 +86,7 @@ def _constants(mean, scale, beta, tau, v_th, c, C, GENERAL: tl.constexpr):
         tau_C = tl.load(tau + c, c < C, other=0.0)[None, :]
         v_th_C = tl.load(v_th + c, c < C, other=0.0)[None, :]
     else:
-        tau_C, v_th_C = tl.load(tau), v_th
+        tau_C, v_th_C = tl.load(tau), tl.load(v_th)
     return mean_C, scale_C, beta_C, tau_C, v_th_C
 
 
@@ -147,14 +99,14 @@ def _forward(
     tau,
     v_th,
     residual,
-    kept_0,
+    state,
     s,
-    kept_T,
+    state_out,
     M,
     C,
     step,  # values of one timestep, M * C
     T: tl.constexpr,
-    STILL: tl.constexpr,  # one timestep stands for all
+    STILL: tl.constexpr,  # one timestep serves all
     GENERAL: tl.constexpr,  # tau and v_th per channel
     SOFT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -164,13 +116,13 @@ def _forward(
     first, at, inside = _place(tl.program_id(0), c, M, C, ROWS)
     mean_C, scale_C, beta_C, tau_C, v_th_C = _constants(mean, scale, beta, tau, v_th, c, C, GENERAL)
     x, first_s = x + first, first
-    if kept_0 is not None:
-        kept = tl.load(kept_0 + first + at, inside, other=0.0)
+    if state is not None:
+        kept = tl.load(state + first + at, inside, other=0.0)
     for t in tl.static_range(T):
         if t == 0 or not STILL:
             i = (tl.load(x + at, inside, other=0.0).to(tl.float32) - mean_C) * scale_C + beta_C
             x += step
-        if t == 0 and kept_0 is None:
+        if t == 0 and state is None:
             v = i
         else:
             v = tau_C * kept + i  # Eq. 2
@@ -181,8 +133,8 @@ def _forward(
                 fired += tl.load(residual + first_s + at, inside, other=0.0).to(tl.float32)
             tl.store(s + first_s + at, fired.to(s.dtype.element_ty), inside)
             first_s += step
-    if kept_T is not None:
-        tl.store(kept_T + first + at, kept, inside)
+    if state_out is not None:
+        tl.store(state_out + first + at, kept, inside)
 
 
 @triton.jit
@@ -196,10 +148,10 @@ def _backward(
     v_th,
     kappa,
     gain,
-    kept_0,
-    dkept_T,
+    state,
+    g_state,
     dv_out,
-    dkept_0,
+    dstate,
     sums,  # per program: sum dv, sum dv (x - mean), dtau and, in the general form, dv_th, each per channel
     dkappa,  # per program: one value per timestep
     M,
@@ -226,13 +178,13 @@ def _backward(
         first, at, inside = _place(tile, c, M, C, ROWS)
         x_at, g_at, out_at = x + first, g + first, dv_out + first
         v_T, x_T = (), ()
-        if kept_0 is not None:
-            kept = tl.load(kept_0 + first + at, inside, other=0.0)
+        if state is not None:
+            kept = tl.load(state + first + at, inside, other=0.0)
         for t in tl.static_range(T):
             if t == 0 or not STILL:
                 x_t = tl.load(x_at + at, inside, other=0.0)
                 i = (x_t.to(tl.float32) - mean_C) * scale_C + beta_C
-            if t == 0 and kept_0 is None:
+            if t == 0 and state is None:
                 v = i
             else:
                 v = tau_C * kept + i
@@ -244,17 +196,17 @@ def _backward(
                     x_at += step
                     out_at += step
         dv = zero
-        if dkept_T is not None:
-            dv = tl.load(dkept_T + first + at, inside, other=0.0)
+        if g_state is not None:
+            dv = tl.load(g_state + first + at, inside, other=0.0)
         dv_S = zero
         for t in tl.static_range(T - 1, -1, -1):
             v, k = v_T[t], tl.load(kappa + t)
             u = v - v_th_C
             ds = tl.load(g_at + at, inside, other=0.0).to(tl.float32)
             g_at -= step
-            carried = dv if t + 1 == T else tau_C * dv  # behind the last step, dv is dL/dkept_T itself
+            leak = dv if t + 1 == T else tau_C * dv  # after the last step, dv is the gradient of the state itself
             if not DETACH_RESET:
-                ds -= (v_th_C if SOFT else v) * carried  # Eq. 13
+                ds -= (v_th_C if SOFT else v) * leak  # Eq. 13
             if t + 1 < T:
                 sum_tau += dv * _reset(v, v_th_C, SOFT)
             h = _bump(u, k, SURROGATE)
@@ -262,14 +214,14 @@ def _backward(
             if gain is not None:
                 weighed = ds * tl.load(gain + t)
             if dkappa is not None:
-                each = tl.where(inside, weighed * _bump_kappa(u, k, h, SURROGATE), 0.0)
+                each = tl.where(inside, weighed * _bump_kappa(u, k, h), 0.0)
                 sum_kappa += tl.where(tl.arange(0, STEPS) == t, tl.sum(each), 0.0)
             by_spike = weighed * h
             if GENERAL:
                 sum_v_th -= by_spike
                 if SOFT:
-                    sum_v_th -= tl.where(u >= 0, carried, 0.0)
-            dv = by_spike + (carried if SOFT else tl.where(u >= 0, 0.0, carried))  # Eq. 12
+                    sum_v_th -= tl.where(u >= 0, leak, 0.0)
+            dv = by_spike + (leak if SOFT else tl.where(u >= 0, 0.0, leak))  # Eq. 12
             dv = tl.where(inside, dv, 0.0)
             if STILL:
                 dv_S += dv
@@ -284,9 +236,9 @@ def _backward(
             sum_dv += dv_S
             sum_dv_x += dv_S * (x_T[0].to(tl.float32) - mean_C)
             tl.store(out_at + at, dv_S.to(dv_out.dtype.element_ty), inside)
-        if kept_0 is not None:
-            sum_tau += dv * tl.load(kept_0 + first + at, inside, other=0.0)
-            tl.store(dkept_0 + first + at, tau_C * dv, inside)
+        if state is not None:
+            sum_tau += dv * tl.load(state + first + at, inside, other=0.0)
+            tl.store(dstate + first + at, tau_C * dv, inside)
     own = tl.program_id(0) * C * (4 if GENERAL else 3) + c
     tl.store(sums + own, tl.sum(sum_dv, 0), c < C)
     tl.store(sums + own + C, tl.sum(sum_dv_x, 0), c < C)
@@ -439,7 +391,7 @@ def _totals(parts: Tensor) -> Tensor:
 
 
 def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
-    """See `plain.moments`."""
+    """See `eager.moments`."""
     _check(x_SMC)
     rows, C = x_SMC.shape[0] * x_SMC.shape[1], x_SMC.shape[2]
     tile = tile_of(C, values_of(x_SMC.dtype))
@@ -454,25 +406,25 @@ def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
 
 def _run_forward(
     x_SMC: Tensor,
-    vectors: tuple[Any, ...],
+    vectors: tuple[Tensor, ...],
     num_steps: int,
     residual_TMC: Tensor | None,
     soft: bool,
-    kept_0_MC: Tensor | None,
+    state_MC: Tensor | None,
     s_TMC: Tensor | None,
-    kept_MC: Tensor | None,
+    state_out_MC: Tensor | None,
 ) -> None:
-    """One launch over at most `MOST_STEPS` steps; `vectors` are mean, scale, beta, tau, v_th."""
+    """One launch over at most `MOST_STEPS` steps; `vectors` are mean, scale, bias, tau, v_th."""
     S, M, C = x_SMC.shape
     tile = tile_of(C, values_of(x_SMC.dtype))
     down, across, _ = _grid(M, C, tile, adds_up=False)
-    inputs = (*vectors, residual_TMC, kept_0_MC, s_TMC, kept_MC, M, C, M * C)
-    kind = {"T": num_steps, "STILL": S == 1, "GENERAL": isinstance(vectors[-1], Tensor), "SOFT": soft}
+    inputs = (*vectors, residual_TMC, state_MC, s_TMC, state_out_MC, M, C, M * C)
+    kind = {"T": num_steps, "STILL": S == 1, "GENERAL": vectors[-1].dim() == 1, "SOFT": soft}
     _launch(_forward, (down, across), x_SMC, *inputs, **kind, **tile)
 
 
 def _part(a: Tensor | None, begin: int, end: int) -> Any:
-    """Those steps of a sequence; one step stands for all."""
+    """Those steps of a sequence; one step serves all."""
     return a if a is None or a.shape[0] == 1 else a[begin:end]
 
 
@@ -480,28 +432,28 @@ def forward(
     x_SMC: Tensor,
     mean_C: Tensor,
     scale_C: Tensor,
-    beta_C: Tensor,
+    bias_C: Tensor,
     tau: Tensor,
-    v_th: Tensor | float,
+    v_th: Tensor,
     num_steps: int,
     residual_TMC: Tensor | None,
-    soft: bool = False,
-    kept_0_MC: Tensor | None = None,
-    want_state: bool = False,
+    state_MC: Tensor | None,
+    soft: bool,
+    want_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """See `plain.forward`."""
+    """See `eager.forward`."""
     rest = x_SMC.shape[1:]
-    _check_inputs(x_SMC, mean_C, scale_C, beta_C, tau, v_th, num_steps, kept_0_MC)
+    vectors, state = (mean_C, scale_C, bias_C, tau, v_th), state_MC
+    _check_inputs(x_SMC, vectors, num_steps, state_MC)
     _check(x_SMC, residual=(residual_TMC, (num_steps, *rest)))
     s_TMC = x_SMC.new_empty((num_steps, *rest))
-    vectors, kept = (mean_C, scale_C, beta_C, tau, v_th), kept_0_MC
     for begin in range(0, num_steps, MOST_STEPS):
         end = min(begin + MOST_STEPS, num_steps)
-        state = x_SMC.new_empty(rest, dtype=torch.float32) if want_state or end < num_steps else None
+        after = x_SMC.new_empty(rest, dtype=torch.float32) if want_state or end < num_steps else None
         x, residual, s = (_part(a, begin, end) for a in (x_SMC, residual_TMC, s_TMC))
-        _run_forward(x, vectors, end - begin, residual, soft, kept, s, state)
-        kept = state
-    return s_TMC, kept if want_state else None
+        _run_forward(x, vectors, end - begin, residual, soft, state, s, after)
+        state = after
+    return s_TMC, state if want_state else None
 
 
 def backward(
@@ -509,37 +461,36 @@ def backward(
     g_TMC: Tensor,
     mean_C: Tensor,
     scale_C: Tensor,
-    beta_C: Tensor,
+    bias_C: Tensor,
     tau: Tensor,
+    v_th: Tensor,
     kappa_T: Tensor,
-    v_th: Tensor | float,
+    gain_T: Tensor | None,
+    state_MC: Tensor | None,
+    g_state_MC: Tensor | None,
     surrogate: Surrogate,
+    soft: bool,
     detach_reset: bool,
     want_kappa: bool,
-    soft: bool = False,
-    kept_0_MC: Tensor | None = None,
-    gain_T: Tensor | None = None,
-    dkept_MC: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """See `plain.backward`, which also runs for a surrogate that has no kernel. dv_SMC has x's dtype."""
+) -> eager.Gradients:
+    """See `eager.backward`, which also runs for a surrogate that has no kernel. dv_SMC has x's dtype."""
+    vectors = (mean_C, scale_C, bias_C, tau, v_th)
     if type(surrogate) not in SURROGATES:
-        rest = (soft, kept_0_MC, gain_T, dkept_MC)
-        numbers = (x_SMC, g_TMC, mean_C, scale_C, beta_C, tau, kappa_T, v_th)
-        return plain.backward(*numbers, surrogate, detach_reset, want_kappa, *rest)
+        rest = (kappa_T, gain_T, state_MC, g_state_MC, surrogate, soft, detach_reset, want_kappa)
+        return eager.backward(x_SMC, g_TMC, *vectors, *rest)
     T, (S, M, C) = g_TMC.shape[0], x_SMC.shape
-    _check_inputs(x_SMC, mean_C, scale_C, beta_C, tau, v_th, T, kept_0_MC)
-    _check(x_SMC, gradient=(g_TMC, (T, M, C)), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)), dkept=(dkept_MC, (M, C)))
-    vectors = (mean_C, scale_C, beta_C, tau, v_th)
+    _check_inputs(x_SMC, vectors, T, state_MC)
+    _check(x_SMC, gradient=(g_TMC, (T, M, C)), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)), g_state=(g_state_MC, (M, C)))
     starts = list(range(0, T, MOST_STEPS))
-    states = [kept_0_MC]  # that each chunk begins with
+    states = [state_MC]  # that each chunk begins with
     for begin in starts[:-1]:
         states.append(x_SMC.new_empty((M, C), dtype=torch.float32))
         x = _part(x_SMC, begin, begin + MOST_STEPS)
         _run_forward(x, vectors, MOST_STEPS, None, soft, states[-2], None, states[-1])
-    general, still = isinstance(v_th, Tensor), S == 1
-    found, dkappas, dvs, dkept = [], [], [], dkept_MC
+    general, still = v_th.dim() == 1, S == 1
+    found, dkappas, dvs, g_state = [], [], [], g_state_MC
     dv_TMC = torch.empty_like(x_SMC)
-    for begin, kept_0 in zip(reversed(starts), reversed(states), strict=True):
+    for begin, state in zip(reversed(starts), reversed(states), strict=True):
         end = min(begin + MOST_STEPS, T)
         steps = end - begin
         values = values_of(x_SMC.dtype, steps, general)
@@ -548,29 +499,29 @@ def backward(
         sums = x_SMC.new_empty((down, 4 if general else 3, C), dtype=torch.float32)
         by_step = sums.new_empty((down * across, steps)) if want_kappa else None
         dv = torch.empty_like(x_SMC) if still and begin else dv_TMC
-        dkept_0 = None if kept_0 is None else torch.empty_like(kept_0)
+        dstate = None if state is None else torch.empty_like(state)
         x, g, dv, kappa, gain = (_part(a, begin, end) for a in (x_SMC, g_TMC, dv, kappa_T, gain_T))
-        tensors = (g, *vectors, kappa, gain, kept_0, dkept, dv, dkept_0, sums, by_step)
+        tensors = (g, *vectors, kappa, gain, state, g_state, dv, dstate, sums, by_step)
         neuron = {"T": steps, "STILL": still, "GENERAL": general, "SOFT": soft, "SURROGATE": surrogate.name}
         kind = {"DETACH_RESET": detach_reset, "KEEP_X": keeps_x(values, steps)}
         steps_2 = triton.next_power_of_2(steps)
         _launch(_backward, (down, across), x, *tensors, M, C, M * C, tiles, **neuron, **kind, STEPS=steps_2, **tile)
         found.append(_totals(sums))
         dvs.append(dv)
-        dkappas.append(torch.zeros_like(kappa) if by_step is None else _totals(by_step))
-        dkept = dkept_0
+        dkappas.append(None if by_step is None else _totals(by_step))
+        g_state = dstate
     sums_KC = found[0] if len(found) == 1 else torch.stack(found).sum(0)
     dv_SMC = dv_TMC if not still or len(dvs) == 1 else torch.stack(dvs).float().sum(0)
     dtau = sums_KC[2] if tau.dim() else sums_KC[2].sum()
-    dkappa_T = dkappas[0] if len(dkappas) == 1 else torch.cat(dkappas[::-1])
-    dkept_0_MC = None if kept_0_MC is None else dkept
-    return dv_SMC, sums_KC[0], sums_KC[1], dtau, dkappa_T, sums_KC[3] if general else None, dkept_0_MC
+    dkappa_T = torch.cat([a for a in dkappas[::-1] if a is not None]) if want_kappa else None
+    dstate_MC = None if state_MC is None else g_state
+    return dv_SMC, sums_KC[0], sums_KC[1], dtau, sums_KC[3] if general else None, dkappa_T, dstate_MC
 
 
 def normalise_grad(
     x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor
 ) -> Tensor:
-    """See `plain.normalise_grad`; in place."""
+    """See `eager.normalise_grad`; in place."""
     rows, C = x_SMC.shape[0] * x_SMC.shape[1], x_SMC.shape[2]
     vectors = {"mean": mean_C, "scale": scale_C, "m1": m1_C, "m2": m2_C}
     _check(x_SMC, dv=(dv_SMC, x_SMC.shape), **{name: (a, (C,)) for name, a in vectors.items()})
@@ -580,16 +531,7 @@ def normalise_grad(
     return dv_SMC
 
 
-def _check_inputs(
-    x_SMC: Tensor,
-    mean_C: Tensor,
-    scale_C: Tensor,
-    beta_C: Tensor,
-    tau: Tensor,
-    v_th: Tensor | float,
-    num_steps: int,
-    kept_0_MC: Tensor | None,
-) -> None:
+def _check_inputs(x_SMC: Tensor, vectors: tuple[Tensor, ...], num_steps: int, state_MC: Tensor | None) -> None:
     """What forward and backward share."""
     if x_SMC.dim() != 3 or x_SMC.shape[0] not in (1, num_steps) or not x_SMC.numel():
         raise InputError(
@@ -597,6 +539,7 @@ def _check_inputs(
             f"got {tuple(x_SMC.shape)}. Use backend='eager'."
         )
     C = x_SMC.shape[2]
-    general = isinstance(v_th, Tensor)
-    _check(x_SMC, mean=(mean_C, (C,)), scale=(scale_C, (C,)), beta=(beta_C, (C,)), kept_0=(kept_0_MC, x_SMC.shape[1:]))
-    _check(x_SMC, tau=(tau, (C,) if general else ()), v_th=(v_th if isinstance(v_th, Tensor) else None, (C,)))
+    constants = (C,) if vectors[-1].dim() else ()
+    mean, scale, bias, tau, v_th = vectors
+    _check(x_SMC, mean=(mean, (C,)), scale=(scale, (C,)), bias=(bias, (C,)), state=(state_MC, x_SMC.shape[1:]))
+    _check(x_SMC, tau=(tau, constants), v_th=(v_th, constants))

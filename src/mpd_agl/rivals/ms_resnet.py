@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.models.graph import Builder, Flow
 
 
 class MsBlock(nn.Module):
@@ -25,7 +26,7 @@ class MsBlock(nn.Module):
         self, net: Network, in_channels: int, out_channels: int, stride: int, sources: Sequence[nn.Module]
     ) -> None:
         super().__init__()
-        self.spike = net.soma(in_channels, sources)
+        self.spike = net.neuron_block(in_channels, sources)
         self.conv1 = net.conv(in_channels, out_channels, stride=stride)
         self.gate: nn.Module | None = None
         self.conv2 = net.current(net.synapse(out_channels, out_channels), out_channels)
@@ -47,6 +48,14 @@ class MsBlock(nn.Module):
         shortcut = x_SNCHW if self.shortcut is None else self.shortcut(x_SNCHW, num_steps)
         out: Tensor = self.conv2(s_TNCHW, num_steps) + shortcut
         return out
+
+    def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
+        """For NIR."""
+        spikes = build.block(f"{name}.conv1", self.conv1, build.block(f"{name}.spike", self.spike, flow))
+        if self.gate is not None:
+            spikes = build.gate(f"{name}.gate", self.gate, spikes)
+        shortcut = flow if self.shortcut is None else build.current(f"{name}.shortcut", self.shortcut, flow)
+        return build.current(f"{name}.conv2", self.conv2, spikes, added_to=shortcut)
 
 
 class MsResNet(Network):
@@ -72,7 +81,7 @@ class MsResNet(Network):
                 channels, sources = out, block.sources
             block.gate = self.gate(out, self.num_stages - number)
             self.add_module(f"stage{number}", nn.Sequential(stage))
-        self.spike = self.soma(channels, sources)
+        self.spike = self.neuron_block(channels, sources)
         self.readout = readout(channels, options)
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
@@ -83,6 +92,14 @@ class MsResNet(Network):
                 i_SNCHW = self.stage([block], i_SNCHW, num_steps)
         logits_TNK: Tensor = self.readout(self.stage([self.spike], i_SNCHW, num_steps).mean((3, 4)))
         return logits_TNK
+
+    def describe(self, build: Builder[Flow], flow: Flow) -> Flow:
+        """For NIR."""
+        flow = build.current("stem", self.stem, flow)
+        for number in range(1, self.num_stages + 1):
+            for name, block in self.get_submodule(f"stage{number}").named_children():
+                flow = block.describe(f"stage{number}.{name}", build, flow)  # type: ignore[operator]
+        return build.readout(self.readout, build.mean(build.block("spike", self.spike, flow)))
 
 
 def ms_resnet18(options: NetworkOptions) -> MsResNet:

@@ -8,7 +8,7 @@ mean. With two input channels (events), Q, K and V are pooled, and the attention
 
 What the width rule needs: neurons behind a convolution and its norm have predicted moments. Those that read a pooled
 map, the attention or the sum of it all do not: no parameter tells the variance of a maximum, of a product of spikes or
-of a spatial mean. Theirs are measured (`nn.moments.MeasuredMoments`).
+of a spatial mean. Theirs are measured (`nn.MeasuredMoments`).
 """
 
 import math
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network, NetworkOptions, readout
-from mpd_agl.nn import SpikeAttention, get_method, mpr_neuron, over_time
+from mpd_agl.nn import over_time
+from mpd_agl.rivals.attention import SpikeAttention
 
 HEADS = 8
 
@@ -40,13 +41,13 @@ class Block(nn.Module):
     def __init__(self, net: "SpikeTransformer", channels: int, steps: int) -> None:
         super().__init__()
         o = net.options
-        self.spike = net.soma(channels)
+        self.spike = net.neuron_block(channels)
         self.q, self.k, self.v = (net.conv(channels, channels, kernel=1) for _ in range(3))
         self.pool = MaxPool(1) if o.in_channels == 2 else None
         self.attention = SpikeAttention(math.gcd(HEADS, channels), steps, events=o.in_channels == 2)
-        self.attended = net.soma(channels, v_th=o.v_th / 2)
+        self.attended = net.neuron_block(channels, v_th=o.v_th / 2)
         self.project = net.current(net.synapse(channels, channels, kernel=1), channels)
-        self.spike_mlp = net.soma(channels)
+        self.spike_mlp = net.neuron_block(channels)
         self.fc1 = net.conv(channels, 4 * channels, kernel=1)
         self.fc2 = net.current(net.synapse(4 * channels, channels, kernel=1), channels)
 
@@ -71,10 +72,6 @@ class SpikeTransformer(Network):
         super().__init__("statten", options)
         self.refuse_unused("block")
         o, T = options, options.num_steps
-        if not o.ann and get_method(o.method).neuron is mpr_neuron:
-            raise InputError(
-                "statten has neurons that fire at half of v_th, and method mpr fires at 0.5 alone. Use another method."
-            )
         if o.attention != "none":
             raise InputError(f"statten has its own attention, got attention={o.attention!r}. Leave it out.")
         steps = 1 if o.ann else o.attention_steps or (1 if T % 2 else 4 if T >= 16 and T % 4 == 0 else 2)
@@ -90,10 +87,10 @@ class SpikeTransformer(Network):
             before = after
         self.conv4 = self.current(self.synapse(before, channels[3]), channels[3])
         self.pool, self.first_pool = MaxPool(2), 4 - pools + 1
-        self.spike4 = self.soma(channels[3])
+        self.spike4 = self.neuron_block(channels[3])
         self.position = self.current(self.synapse(channels[3], channels[3]), channels[3])
         self.blocks = nn.ModuleList(Block(self, channels[3], steps) for _ in range(o.depth or 2))
-        self.spike = self.soma(channels[3])
+        self.spike = self.neuron_block(channels[3])
         self.readout = readout(channels[3], options)
         if size < 2**pools:
             raise InputError(f"statten halves the image {pools} times and needs image_size >= {2**pools}, got {size}.")

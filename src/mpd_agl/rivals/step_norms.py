@@ -1,46 +1,36 @@
-"""Norms whose affine step differs from timestep to timestep: TEBN and TAB, and what folding leaves of them.
+"""Norms whose affine step differs from timestep to timestep: TEBN and TAB.
 
 Both are built for a number of timesteps and refuse another. Their width rule has moments of its own for each step:
-`affine_TC` gives gamma and beta, and Theorem 2 adds up the steps (`nn.moments.predicted`).
+`affines` gives gamma and beta as (T, C), and Theorem 2 adds up the steps (`nn.potential.predicted`).
 
-Shapes: x is (S, N, C) or (S, N, C, H, W), with S = T, or S = 1 where one input stands for all T.
+Shapes: x is (S, N, C) or (S, N, C, H, W), with S = T, or S = 1 where one input is shown at all T.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import ops
-from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
-
-NORMS = ("tdbn", "bn", "tebn", "tab", "mpbn")
-"""Names that `SpikingBlock(norm=...)` and `create_model(norm=...)` take."""
+from mpd_agl.errors import InputError
+from mpd_agl.nn import Affine, BatchNorm, TdBatchNorm
+from mpd_agl.nn.fold import built_for_steps
+from mpd_agl.ops import BatchStats, batch_stats
 
 
-def make_norm(
-    name: str, channels: int, *, v_th: float, alpha: float = 1.0, num_steps: int | None = None
-) -> TdBatchNorm:
-    """The norm of that name behind a synapse. MPBN has a plain one here, and its second on the neuron's potential."""
-    if name not in NORMS:
-        raise unknown_name("norm", name, NORMS)
-    if name == "tdbn":
-        return TdBatchNorm(channels, v_th=v_th, alpha=alpha)
-    if name in ("bn", "mpbn"):
-        return BatchNorm(channels)
+def tebn(channels: int, *, num_steps: int | None, **_: Any) -> "TEBN":
+    """As `SpikingBlock(norm="tebn")` makes it."""
+    return TEBN(channels, _given("tebn", num_steps))
+
+
+def tab(channels: int, *, num_steps: int | None, **_: Any) -> "TAB":
+    """As `SpikingBlock(norm="tab")` makes it."""
+    return TAB(channels, _given("tab", num_steps))
+
+
+def _given(name: str, num_steps: int | None) -> int:
     if num_steps is None:
         raise InputError(f"norm {name!r} has parameters for every timestep and needs num_steps=T, got none.")
-    return TEBN(channels, num_steps) if name == "tebn" else TAB(channels, num_steps)
-
-
-def _steps(norm: nn.Module, x_SNC: Tensor, num_steps: int | None, built_for: int) -> int:
-    """T, or a sentence where it is another than the norm was built for."""
-    T = x_SNC.shape[0] if num_steps is None else num_steps
-    if built_for != T:
-        raise InputError(
-            f"{type(norm).__name__} was built for {built_for} timesteps and has parameters for each, got {T}. "
-            f"Create the model with num_steps={T}, or use norm='tdbn' or 'bn', which take any number."
-        )
-    return T
+    return num_steps
 
 
 def by_step(values_TC: Tensor, dim: int) -> Tensor:
@@ -56,7 +46,8 @@ class TEBN(BatchNorm):
     space together, the learnable `p_t` (here `scale`) starts at 1.
     """
 
-    per_step = True
+    tied_to_steps = True
+    multiplies_per_step = True
 
     def __init__(self, num_features: int, num_steps: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
@@ -65,16 +56,17 @@ class TEBN(BatchNorm):
 
     def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The currents of all T steps."""
-        _steps(self, x_SNC, num_steps, self.num_steps)
+        built_for_steps(self, x_SNC, num_steps)
         return super().forward(x_SNC, num_steps) * by_step(self.scale, x_SNC.dim())
 
-    def affine_TC(self) -> tuple[Tensor, Tensor]:
+    def affines(self) -> list[Affine]:
         """gamma and beta of each step's current."""
-        return self.scale[:, None] * self.weight, self.scale[:, None] * self.bias
+        scale_T1 = self.scale.detach()[:, None]
+        return [Affine(scale_T1 * self.weight.detach(), scale_T1 * self.bias.detach(), 1.0)]
 
-    def affine(self) -> tuple[Tensor, Tensor]:
+    def affine_map(self) -> tuple[Tensor, Tensor]:
         """`scale_TC, shift_TC` of evaluation."""
-        scale_C, shift_C = super().affine()
+        scale_C, shift_C = super().affine_map()
         return self.scale[:, None] * scale_C, self.scale[:, None] * shift_C
 
 
@@ -103,7 +95,8 @@ class TAB(TdBatchNorm):
     the steps up to t. Every step has its own gamma, beta and running statistics; `p_t` (here `scale`) starts at 1.
     """
 
-    per_step = True
+    tied_to_steps = True
+    multiplies_per_step = True
 
     def __init__(self, num_features: int, num_steps: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, v_th=1.0, eps=eps, momentum=momentum)
@@ -117,13 +110,13 @@ class TAB(TdBatchNorm):
     def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The currents of all T steps."""
         self.check(x_SNC)
-        T = _steps(self, x_SNC, num_steps, self.num_steps)
+        T = built_for_steps(self, x_SNC, num_steps)
         mean_TC, var_TC = self.running_mean, self.running_var
         if self.training:
             mean_SC, var_SC, rows = self._moments(x_SNC)
             mean_TC, var_TC = prefix_moments(mean_SC.expand(T, -1), var_SC.expand(T, -1))
             count_T1 = rows * torch.arange(1, T + 1, device=x_SNC.device)[:, None]
-            self.track(mean_TC.detach(), var_TC.detach(), count_T1)
+            self.track(BatchStats(mean_TC.detach(), var_TC.detach(), count_T1))
         square_T1 = self.scale.square()[:, None]
         scale_TC = square_T1 * self.weight * torch.rsqrt(var_TC + self.eps)
         mean, scale, beta = (by_step(a, x_SNC.dim()) for a in (mean_TC, scale_TC, square_T1 * self.bias))
@@ -133,7 +126,7 @@ class TAB(TdBatchNorm):
     def _moments(self, x_SNC: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
         """Mean and variance of each step and channel, and the number of values behind them."""
         S, _, C = x_SNC.shape[:3]
-        if self.replicas is not None:  # steps beside channels: the parts of the batch are merged for each
+        if self.sync.is_shared:  # steps next to channels: the parts of the batch are merged for each
             x_1NC = x_SNC.transpose(0, 1).flatten(1, 2).unsqueeze(0)
             mean, var, total, _ = ops.batch_moments(x_1NC, self.replicas)
             return mean.view(S, C), var.view(S, C), total
@@ -141,33 +134,15 @@ class TAB(TdBatchNorm):
         var_SC, mean_SC = torch.var_mean(x, dim=[a for a in range(x.dim()) if a not in (0, 2)], correction=0)
         return mean_SC, var_SC, x.numel() // (S * C)
 
-    def affine_TC(self) -> tuple[Tensor, Tensor]:
+    def affines(self) -> list[Affine]:
         """gamma and beta of each step's current."""
-        square_T1 = self.scale.square()[:, None]
-        return square_T1 * self.weight, square_T1 * self.bias
+        square_T1 = self.scale.detach().square()[:, None]
+        return [Affine(square_T1 * self.weight.detach(), square_T1 * self.bias.detach(), 1.0)]
 
-    def affine(self) -> tuple[Tensor, Tensor]:
+    def affine_map(self) -> tuple[Tensor, Tensor]:
         """`scale_TC, shift_TC` of evaluation."""
-        gamma_TC, beta_TC = self.affine_TC()
-        scale_TC = gamma_TC * torch.rsqrt(self.running_var + self.eps)
-        return scale_TC, beta_TC - self.running_mean * scale_TC
+        square_T1 = self.scale.square()[:, None]
+        scale_TC = square_T1 * self.weight * torch.rsqrt(self.running_var + self.eps)
+        return scale_TC, square_T1 * self.bias - self.running_mean * scale_TC
 
 
-class StepAffine(nn.Module):
-    """TEBN or TAB in evaluation: `i_t = x_t scale_t + shift_t`. One set of weights cannot hold the scales of T steps,
-    so folding leaves this behind the synapse."""
-
-    per_step = True
-    scale_TC: Tensor
-    shift_TC: Tensor
-
-    def __init__(self, scale_TC: Tensor, shift_TC: Tensor) -> None:
-        super().__init__()
-        self.num_steps = scale_TC.shape[0]
-        self.register_buffer("scale_TC", scale_TC.detach().clone())
-        self.register_buffer("shift_TC", shift_TC.detach().clone())
-
-    def forward(self, x_SNC: Tensor, num_steps: int | None = None) -> Tensor:
-        """The currents of all T steps."""
-        _steps(self, x_SNC, num_steps, self.num_steps)
-        return x_SNC * by_step(self.scale_TC, x_SNC.dim()) + by_step(self.shift_TC, x_SNC.dim())

@@ -33,7 +33,8 @@ def tcja(x_TNCHW: Tensor, weight_t: Tensor, weight_c: Tensor) -> Tensor:
 class TCJA(nn.Module):
     """The gate behind a neuron. It sees all T timesteps at once, so it is built for one T. Its output is no spikes."""
 
-    per_step = True
+    tied_to_steps = True
+    operations = "gate"
 
     def __init__(self, channels: int, num_steps: int, *, kernel_t: int = 4, kernel_c: int = 4) -> None:
         super().__init__()
@@ -79,10 +80,12 @@ def spike_attention(q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor, *, heads:
 class SpikeAttention(nn.Module):
     """`c Q (K^T V)`: a current. c is 1/H for images and 1/(H^2 B) for events, H the map's side and B the steps."""
 
+    operations = "attention"
+
     def __init__(self, heads: int, steps: int, *, events: bool) -> None:
         super().__init__()
         self.heads, self.steps, self.events = heads, steps, events
-        self.per_step = steps > 1
+        self.tied_to_steps = steps > 1
 
     def forward(self, q_TNCHW: Tensor, k_TNCHW: Tensor, v_TNCHW: Tensor) -> Tensor:
         """The current of all T steps."""
