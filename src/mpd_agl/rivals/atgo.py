@@ -11,7 +11,7 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn import PLIF, PotentialSums
 from mpd_agl.nn.called import in_backward
 from mpd_agl.nn.potential import CAPACITY
-from mpd_agl.ops import StepDetails, StepInput, StepOutput, Widths, fused_step
+from mpd_agl.ops import StepDetails, StepInput, StepOutput, Widths, fused_step, probe
 
 WidthForm = Literal["threshold", "sigma"]
 
@@ -151,12 +151,12 @@ class AtgoNeuron(PLIF):
         running = None if self.training else self.running(t + 1)[t].to(one.currents())
         if running is not None and not torch.is_grad_enabled() and not self.is_watched:
             return running, torch.ones_like(running)
-        sums = super().sums(one)
-        if sums.values < 2 and not self.sync.is_shared:
+        sums_16 = probe(one.x, None, self.constants(), torch.ones(1, device=one.x.device), one.state)
+        total, square, count = sums_16[:, 2], sums_16[:, 3], one.x[0].numel()
+        if count < 2 and not self.sync.is_shared:
             raise InputError(
                 "method ds-atgo measures the spread of a layer's potentials, got a single one. Use a larger batch."
             )
-        total, square, count = (*sums[1:], sums.values)
         if self.training and self.sync.is_shared:
             own = torch.cat([total, square, total.new_tensor([count])])
             total, square, count = self.sync.sum(own)
