@@ -6,37 +6,18 @@ One line per finding; exit 0 only where every check holds. Goes when 0.3 is rele
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.rebuilt.compare import Line, compare_curves
-from tools.rebuilt.trees import RANKED, SRC, Failed, measure, wheel
-
-
-class Work:
-    """What the checks share."""
-
-    def __init__(self, cache: Path, folder: Path, groups: list[str]) -> None:
-        self.cache, self.folder, self.groups = cache, folder, groups
-
-
-def curves(work: Work) -> Iterator[Line]:
-    """50-step loss curves, blocks with state and two processes are 0.2's (about 4 minutes)."""
-    for group in work.groups or ["demo", "resnet19", "vggsnn", "state", RANKED]:
-        old = measure(group, wheel(work.cache), work.folder, "old")
-        new = measure(group, SRC, work.folder, "new")
-        for name, result in old.items():
-            yield compare_curves(name, result, new[name])
-
-
-CHECKS: dict[str, Callable[[Work], Iterator[Line]]] = {"curves": curves}
+from tools.rebuilt.checks import CHECKS, Work
+from tools.rebuilt.trees import Failed
 
 
 def main() -> int:
     """Run the chosen checks."""
     parser = argparse.ArgumentParser(prog="python -m tools.rebuilt", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(CHECKS), help="may be given several times")
-    parser.add_argument("--group", action="append", default=[], help="of curves: demo, resnet19, vggsnn, state, ranks")
+    parser.add_argument("--group", action="append", default=[], help="of curves (demo, state, ...), or a mutant's name")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "mpd-agl-rebuilt")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
@@ -45,7 +26,7 @@ def main() -> int:
         return 0
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(args.cache, Path(folder), args.group)
+        work = Work(cache=args.cache, folder=Path(folder), groups=args.group, jobs=args.jobs)
         for check in args.only or CHECKS:
             lines = 0
             try:

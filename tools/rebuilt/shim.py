@@ -5,6 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+NEW = False
+"""Whether the tree beside is the new one; set by `worker.py`."""
+
 OPTIONS: dict[str, str] = {}
 """Options of `create_model` and `SpikingBlock` that have another name since 0.2: old -> new."""
 
@@ -12,7 +15,7 @@ STATE_CALLS = ("with_state", "forward_with_state", "call_with_state", "carry")
 """Methods of a block that could be the call that takes and returns a state; 0.2's is `block(x, state=...)`."""
 
 MOVED = {
-    "": ["", "adaptation", "train", "ops"],
+    "": [""],
     "core": ["core", "rivals"],
     "nn": ["nn", "rivals", "ops", "ops.conv"],
     "models": ["models", "rivals", "ops.plan"],
@@ -38,18 +41,9 @@ def find(name: str, old: str) -> Any:
     return None
 
 
-def is_old() -> bool:
-    """Whether the tree beside is 0.2's, or not restructured yet."""
-    try:
-        import_module("mpd_agl.kernels")
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
 def options(given: dict[str, Any]) -> dict[str, Any]:
-    """0.2's options by the names of the tree beside."""
-    return given if is_old() else {OPTIONS.get(name, name): value for name, value in given.items()}
+    """0.2's options as the tree beside takes them."""
+    return {OPTIONS.get(name, name): value for name, value in given.items()} if NEW else given
 
 
 def network(name: str, **given: Any) -> nn.Module:

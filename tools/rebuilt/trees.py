@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,3 +76,23 @@ def measure(group: str, tree: Path, folder: Path, which: str) -> dict[str, Any]:
         raise Failed(f"mpd_agl came from {found['from']}, expected {tree}")
     results: dict[str, Any] = found["results"]
     return results
+
+
+def copy_tree(target: Path, leave_out: tuple[str, ...] = ()) -> Path:
+    """This tree's files as they are now, with the built library, without pages."""
+    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split("\0")
+    built = [str(file.relative_to(ROOT)) for file in SRC.rglob("*.so")]
+    for name in filter(None, [*listed, *built]):
+        if not name.startswith(("docs/", "notebooks/", *leave_out)) and (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def pytest(tree: Path, wanted: list[str], *, stop: bool = True) -> tuple[int, str]:
+    """pytest's exit code and last line, of tests of a copy."""
+    path = os.pathsep.join([str(tree / "src"), str(tree)])
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--tb=no", *(["-x"] if stop else []), *wanted]
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    return done.returncode, (done.stdout.strip().splitlines() or ["no output"])[-1]

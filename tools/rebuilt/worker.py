@@ -11,16 +11,16 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tools.rebuilt import shim
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from tools.rebuilt import shim
 
 STEPS, RANKS = 50, 2
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -91,8 +91,8 @@ def copied(net: nn.Module) -> dict[str, Tensor]:
 def train(key: str, net: nn.Module, x: Tensor, y: Tensor, rank: int | None = None) -> dict[str, Any]:
     """Losses of SGD, and a hash of all weights and statistics at the end; a rank takes its rows of each batch.
 
-    A curve carries a rounded bit on until a spike moves, and then apart. So `anchored` are the losses of every fifth
-    batch with the weights that 0.2 had there: what rounding does to one step alone.
+    A curve carries a rounded bit on until a spike moves, and then apart. So `anchored` are losses and sizes of
+    gradients of every fifth batch with the weights that 0.2 had there: what rounding does to one step alone.
     """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     losses, at = [], []
@@ -118,7 +118,10 @@ def train(key: str, net: nn.Module, x: Tensor, y: Tensor, rank: int | None = Non
         anchored = []
         for k, weights in enumerate(kept(f"{key}-anchors", lambda: at)):
             net.load_state_dict(weights, strict=True)
-            anchored.append(F.cross_entropy(net(x[5 * k]).mean(0), y[5 * k]).item())
+            net.zero_grad()
+            loss = F.cross_entropy(net(x[5 * k]).mean(0), y[5 * k])
+            loss.backward()
+            anchored += [loss.item(), *(float(p.grad.norm()) for p in net.parameters() if p.grad is not None)]
         found["anchored"] = hexes(anchored)
     return found
 
@@ -143,8 +146,8 @@ def state() -> Iterator[tuple[str, Any]]:
         conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         given = {"method": method, "backend": backend, "conv_impl": "dense"}
         block = nn_.SpikingBlock(conv, **shim.options(given)).train()
-        draw = lambda: (torch.randn(6, 5, 3, 9, 9), torch.randn(6, 5, 8, 9, 9), block.state_dict())  # noqa: E731
-        x, g, weights = kept(f"state-{method}", draw)
+        drawn = torch.randn(6, 5, 3, 9, 9), torch.randn(6, 5, 8, 9, 9), copied(block)
+        x, g, weights = kept(f"state-{method}", partial(tuple, drawn))
         block.load_state_dict(weights, strict=True)
         x = x.clone().requires_grad_()
         first, carried = shim.step(block, x[:2], None)
@@ -191,22 +194,25 @@ def presets() -> Iterator[tuple[str, Any]]:
         if TREE == "old":
             for p in net.parameters():
                 if p.dim() == 1:
-                    p.data.add_(0.2 * torch.rand_like(p))
+                    p.data.add_(0.3 * torch.rand_like(p))
+            for module in net.modules():
+                if hasattr(module, "momentum"):
+                    module.momentum = 0.9  # statistics of these inputs after few passes, so that layers fire
             for _ in range(3):
                 net.train()(x)  # running statistics, and learnt beginnings
-            save_file({**copied(net), "oracle.x": x}, file)
+            save_file({n: v.contiguous() for n, v in copied(net).items()} | {"oracle.x": x}, file)
         stored = load_file(file)
         x = stored.pop("oracle.x")
         net.load_state_dict(stored, strict=True)
         with torch.no_grad():
-            yield name, {"values": hexes(net.eval()(x))}
+            yield name, {"values": hexes(net.eval()(x)), "classes": options["num_classes"]}
     pretrained = importlib.import_module("mpd_agl.models")
     for name in ("cifar10", "cifar100"):
         card = pretrained.pretrained_card(name)
         net = pretrained.create_model(card.model, pretrained=name)
         x = kept(f"card-{name}", lambda: torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
         with torch.no_grad():
-            yield f"trained {name}", {"values": hexes(net(x))}
+            yield f"trained {name}", {"values": hexes(net(x)), "classes": len(card.classes)}
 
 
 def preset_options(table: dict[str, Any]) -> dict[str, Any]:
@@ -224,8 +230,9 @@ def names() -> Iterator[tuple[str, Any]]:
     """Public names: 0.2's own list, and whether each resolves in the new tree."""
     file = FOLDER / "names.json"
     if TREE == "old":
-        found = {p: list(importlib.import_module(f"mpd_agl.{p}").__all__) for p in shim.MOVED if p}
-        found[""] = [n for n in dir(importlib.import_module("mpd_agl")) if not n.startswith("_")]
+        imported = {"Any", "PackageNotFoundError", "import_module", "version"}
+        found = {"": [n for n in dir(importlib.import_module("mpd_agl")) if n[0] != "_" and n not in imported]}
+        found |= {p: list(importlib.import_module(f"mpd_agl.{p}").__all__) for p in shim.MOVED if p}
         file.write_text(json.dumps(found))
     for place, listed in json.loads(file.read_text()).items():
         for name in listed:
@@ -236,6 +243,7 @@ def main() -> None:
     """Run one group."""
     global TREE, FOLDER
     group, FOLDER, TREE, *rest = sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]
+    shim.NEW = TREE == "new"
     torch.set_num_threads(1)
     made = curves(group) if group in NETWORKS else ranks(int(rest[0])) if group == "ranks" else globals()[group]()
     results = dict(made)
