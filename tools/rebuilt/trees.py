@@ -90,9 +90,10 @@ def copy_tree(target: Path, leave_out: tuple[str, ...] = ()) -> Path:
 
 
 def pytest(tree: Path, wanted: list[str], *, stop: bool = True) -> tuple[int, str]:
-    """pytest's exit code and last line, of tests of a copy."""
+    """pytest's exit code, and the first failure or the last line, of tests of a copy."""
     path = os.pathsep.join([str(tree / "src"), str(tree)])
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--tb=no", *(["-x"] if stop else []), *wanted]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--tb=no", *(["-x"] if stop else []), *wanted]
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
-    return done.returncode, (done.stdout.strip().splitlines() or ["no output"])[-1]
+    lines = done.stdout.strip().splitlines() or ["no output"]
+    return done.returncode, next((line for line in lines if line.startswith("FAILED")), lines[-1])
