@@ -117,7 +117,7 @@ def names(work: Work) -> Iterator[Line]:
     """each public name of 0.2 resolves, or stands in CHANGELOG's section of 0.3"""
     _, new = work.both("names")
     section = re.search(r"^## 0\.3.*?(?=^## |\Z)", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)
-    said = set(re.findall(r"\w+", section[0])) if section else set()
+    said = set(re.findall(r"[\w-]+", section[0])) if section else set()
     for place in dict.fromkeys(name.rpartition(".")[0] for name in new):
         own = {n.rpartition(".")[2]: found for n, found in new.items() if n.rpartition(".")[0] == place}
         gone = sorted(name for name, found in own.items() if not found)

@@ -36,13 +36,12 @@ def compare_curves(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     a, b = numbers(old), numbers(new)
     if len(a) != len(b):
         return Line(False, name, f"{len(a)} values against {len(b)}")
-    if old["values"] == new["values"]:
-        same = old["end"] == new["end"]
-        return Line(same, name, "bit-equal" if same else "values bit-equal, but weights or statistics differ")
+    if old["values"] == new["values"] and old["end"] == new["end"]:
+        return Line(True, name, "bit-equal")
     steps = relative(numbers(old, "anchored"), numbers(new, "anchored")) if "anchored" in old else relative(a, b)
-    index = next(i for i, (p, q) in enumerate(zip(a, b, strict=True)) if p != q)
+    index = next((i for i, (p, q) in enumerate(zip(a, b, strict=True)) if p != q), len(a))
     figure = (
-        f"differs from value {index} on: relative, first {FIRST} by {relative(a[:FIRST], b[:FIRST]):.1e}, "
+        f"{index} values are bit-equal, then, relative: first {FIRST} by {relative(a[:FIRST], b[:FIRST]):.1e}, "
         f"all by {relative(a, b):.1e}, steps from 0.2's weights by {steps:.1e}"
     )
     reason = next((why for start, why in BITS_MAY_DIFFER.items() if name.startswith(start)), "")

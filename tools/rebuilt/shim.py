@@ -28,6 +28,9 @@ MOVED = {
 }
 """0.2's public subpackages, and where a name of theirs may be now, in the order of looking."""
 
+REGISTRIES = {"METHODS": "nn", "MODELS": "models", "SURROGATES": "core"}
+"""Registries whose names a user writes, each with its subpackage in 0.2."""
+
 
 def find(name: str, old: str) -> Any:
     """A name of 0.2's subpackage `old`, wherever it is now; None where it is nowhere."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from tools.rebuilt import compare
 from tools.rebuilt.checks import imports_rivals
 from tools.rebuilt.planted import plant

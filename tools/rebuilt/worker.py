@@ -11,6 +11,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -88,42 +89,42 @@ def copied(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
+def gradients(net: nn.Module, x: Tensor, y: Tensor, rank: int | None) -> float:
+    """The loss of a batch, its gradients left in the network; a rank takes its 7 or 9 rows, and all add up."""
+    share = 1.0
+    if rank is not None:
+        rows = slice(0, 7) if rank == 0 else slice(7, None)
+        share = len(y[rows]) / len(y)
+        x, y = x[rows], y[rows]
+    net.zero_grad()
+    loss = share * F.cross_entropy(net(x).mean(0), y)
+    loss.backward()
+    loss = loss.detach()
+    if rank is not None:
+        for p in [loss, *(p.grad for p in net.parameters() if p.grad is not None)]:
+            dist.all_reduce(p)
+    return loss.item()
+
+
 def train(key: str, net: nn.Module, x: Tensor, y: Tensor, rank: int | None = None) -> dict[str, Any]:
-    """Losses of SGD, and a hash of all weights and statistics at the end; a rank takes its rows of each batch.
+    """Losses of SGD, and a hash of all weights and statistics at the end.
 
     A curve carries a rounded bit on until a spike moves, and then apart. So `anchored` are losses and sizes of
     gradients of every fifth batch with the weights that 0.2 had there: what rounding does to one step alone.
     """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    losses, at = [], []
-    for k, (x_k, y_k) in enumerate(zip(x, y, strict=True)):
-        share = 1.0
+    losses, weights, anchored = [], [], []
+    for k in range(STEPS):
         if k % 5 == 0:
-            at.append(copied(net))
-        if rank is not None:
-            rows = slice(0, 7) if rank == 0 else slice(7, None)
-            share = len(y_k[rows]) / len(y_k)
-            x_k, y_k = x_k[rows], y_k[rows]
-        loss = share * F.cross_entropy(net(x_k).mean(0), y_k)
-        optimizer.zero_grad()
-        loss.backward()
-        total = loss.detach().clone()
-        if rank is not None:
-            for p in [total, *(p.grad for p in net.parameters() if p.grad is not None)]:
-                dist.all_reduce(p)
+            weights.append(copied(net))
+        losses.append(gradients(net, x[k], y[k], rank))
         optimizer.step()
-        losses.append(float(total))
-    found = {"values": hexes(losses), "end": digest(net.state_dict())}
-    if rank is None:
-        anchored = []
-        for k, weights in enumerate(kept(f"{key}-anchors", lambda: at)):
-            net.load_state_dict(weights, strict=True)
-            net.zero_grad()
-            loss = F.cross_entropy(net(x[5 * k]).mean(0), y[5 * k])
-            loss.backward()
-            anchored += [loss.item(), *(float(p.grad.norm()) for p in net.parameters() if p.grad is not None)]
-        found["anchored"] = hexes(anchored)
-    return found
+    end = digest(net.state_dict())
+    for k, kept_k in enumerate(kept(f"{key}-anchors", partial(list, weights))):
+        net.load_state_dict(kept_k, strict=True)
+        anchored.append(gradients(net, x[5 * k], y[5 * k], rank))
+        anchored += [p.grad.norm().item() for p in net.parameters() if p.grad is not None]
+    return {"values": hexes(losses), "end": end, "anchored": hexes(anchored)}
 
 
 def curves(group: str) -> Iterator[tuple[str, Any]]:
@@ -154,12 +155,12 @@ def state() -> Iterator[tuple[str, Any]]:
         second, end = shim.step(block, x[2:], carried)
         spikes = torch.cat([first, second])
         (spikes * g).sum().backward()
-        gradients = [p.grad for p in [x, *block.parameters()] if p.grad is not None]
+        grads = [p.grad for p in [x, *block.parameters()] if p.grad is not None]
         yield (
             f"state {method} {backend}",
             {
-                "values": hexes([float(spikes.sum()), *(float(d.double().norm()) for d in gradients)]),
-                "end": digest({str(i): d for i, d in enumerate([spikes, end, *gradients, *block.buffers()])}),
+                "values": hexes([float(spikes.sum()), *(float(d.double().norm()) for d in grads)]),
+                "end": digest({str(i): d for i, d in enumerate([spikes, end, *grads, *block.buffers()])}),
             },
         )
 
@@ -173,7 +174,7 @@ def ranks(rank: int) -> Iterator[tuple[str, Any]]:
         options = {**NETWORKS["resnet19"], "method": method, "backend": backend, "conv_impl": "dense"}
         net = network(f"rank{rank}-{method}", options)
         shim.share(net)
-        yield f"two processes {method} {backend}", train("", net, x, y, rank)
+        yield f"two processes {method} {backend}", train(f"rank{rank}-{method}-{backend}", net, x, y, rank)
 
 
 def presets() -> Iterator[tuple[str, Any]]:
@@ -233,10 +234,14 @@ def names() -> Iterator[tuple[str, Any]]:
         imported = {"Any", "PackageNotFoundError", "import_module", "version"}
         found = {"": [n for n in dir(importlib.import_module("mpd_agl")) if n[0] != "_" and n not in imported]}
         found |= {p: list(importlib.import_module(f"mpd_agl.{p}").__all__) for p in shim.MOVED if p}
+        found |= {registry: list(shim.find(registry, place)) for registry, place in shim.REGISTRIES.items()}
         file.write_text(json.dumps(found))
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("mpd_agl.rivals")  # registers its own
     for place, listed in json.loads(file.read_text()).items():
+        known = shim.find(place, shim.REGISTRIES[place]) if place in shim.REGISTRIES else None
         for name in listed:
-            yield f"{place}.{name}".lstrip("."), shim.find(name, place) is not None
+            yield f"{place}.{name}".lstrip("."), name in known if known else shim.find(name, place) is not None
 
 
 def main() -> None:
