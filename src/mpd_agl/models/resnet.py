@@ -61,7 +61,9 @@ class ZhengBlock(nn.Module):
 
     def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
         """For plans and NIR."""
-        return build.block(f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow)
+        return build.block(
+            f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow
+        )
 
 
 class ResNet(Network):
@@ -112,7 +114,7 @@ class ResNet(Network):
             for name, part in self.get_submodule(f"stage{number}").named_children():
                 path = f"stage{number}.{name}"
                 described = isinstance(part, SewBlock | ZhengBlock)
-                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)
+                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)  # type: ignore[operator]
         flow = build.mean(flow)
         if self.fc1 is not None:
             flow = build.block("fc1", self.fc1, flow)

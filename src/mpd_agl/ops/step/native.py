@@ -7,7 +7,7 @@ the operator's dispatch.
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.ops.library import SURROGATES, Neuron, at, done, library
 from mpd_agl.ops.step import eager
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _operator(fake: Callable[P, Any], *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -178,7 +179,7 @@ def _backward(
     tau: Tensor,
     v_th: Tensor,
     kappa_T: Tensor,
-    gain_T: Tensor | None,
+    gain_T: Tensor,
     state_MC: Tensor | None,
     g_state_MC: Tensor | None,
     surrogate: int,
@@ -189,10 +190,22 @@ def _backward(
     T, rest = g_TMC.shape[0], x_SMC.shape[1:]
     neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft)
     _check(gradient=(g_TMC, (T, *rest)), state_gradient=(g_state_MC, rest), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)))
-    neuron.kappa, neuron.gain = kappa_T.data_ptr(), at(gain_T)
+    neuron.kappa, neuron.gain = kappa_T.data_ptr(), gain_T.data_ptr()
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
     found = _empty_backward(
-        x_SMC, g_TMC, mean_C, scale_C, bias_C, tau, v_th, kappa_T, gain_T, state_MC, g_state_MC, *(None,) * 3, want_kappa
+        x_SMC,
+        g_TMC,
+        mean_C,
+        scale_C,
+        bias_C,
+        tau,
+        v_th,
+        kappa_T,
+        gain_T,
+        state_MC,
+        g_state_MC,
+        *(None,) * 3,
+        want_kappa,
     )
     *sums, dkappa_T, dstate_MC = found
     to = [a.data_ptr() for a in sums]
@@ -208,7 +221,8 @@ def backward(*args: Any) -> eager.Gradients:
     code = surrogate_code(surrogate)
     if code is None:
         return eager.backward(*args)
-    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = _backward(*tensors, code, soft, detach_reset, want_kappa)
+    flags = (code, soft, detach_reset, want_kappa)
+    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = _backward(*tensors, *flags)
     has_state = tensors[9] is not None
     return (
         *(dv, sum_dv, sum_dv_x, dtau),
@@ -219,9 +233,7 @@ def backward(*args: Any) -> eager.Gradients:
 
 
 @_operator(lambda x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C: None, mutates=("dv_SMC",))
-def _normalise_grad(
-    x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor
-) -> None:
+def _normalise_grad(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
     S, M, C = x_SMC.shape
     _check(x=(x_SMC, (S, M, C)), dv=(dv_SMC, (S, M, C)), mean=(mean_C, (C,)), scale=(scale_C, (C,)))
     _check(m1=(m1_C, (C,)), m2=(m2_C, (C,)))
