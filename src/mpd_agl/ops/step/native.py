@@ -222,7 +222,8 @@ def backward(*args: Any) -> eager.Gradients:
     if code is None:
         return eager.backward(*args)
     flags = (code, soft, detach_reset, want_kappa)
-    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = _backward(*tensors, *flags)
+    found = _backward(*tensors, *flags)  # type: ignore[call-arg]
+    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = found
     has_state = tensors[9] is not None
     return (
         *(dv, sum_dv, sum_dv_x, dtau),
