@@ -21,8 +21,6 @@ from mpd_agl.nn import (
     AnnBlock,
     BatchNorm,
     Current,
-    EventConv2d,
-    EventLinear,
     Method,
     NormedPotential,
     Readout,
@@ -77,8 +75,7 @@ class NetworkOptions:
     conv_impl: str = "auto"
     """How the synapses behind the first layer compute.
 
-    `auto` takes the quickest way of each pass for the spikes at hand (`nn.event_conv`), `dense` is torch's way, `event`
-    skips zeros.
+    `auto` follows a written rule per pass (`ops.conv`), `dense` is torch's way, `event` skips zeros.
     """
     ann: bool = False
     """The iso-architecture ANN: ReLU and plain batch norm."""
@@ -135,19 +132,6 @@ class NetworkOptions:
         return max(1, round(count * self.width_mult))
 
 
-class SubsampledConv(nn.Conv2d):
-    """A strided 1x1 convolution as a plain one on every stride-th pixel: the same numbers.
-
-    For under 8 input channels in channels_last memory, where the backward of torch 2.13's CPU convolution with stride
-    writes outside its buffers (seen on AVX2: crashes in 12 of 12 shapes tried, none from 8 channels on).
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Subsample, then convolve with stride 1."""
-        picked = input[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=torch.channels_last)
-        return nn.functional.conv2d(picked, self.weight, self.bias)
-
-
 class Network(nn.Module):
     """Base of the networks: `(N, C, H, W)` images or `(T, N, C, H, W)` frames in, `logits_TNK` out. Stateless.
 
@@ -182,21 +166,9 @@ class Network(nn.Module):
         """A block on a convolution without bias (tdBN has one)."""
         return self.block(self.synapse(in_channels, out_channels, kernel, stride))
 
-    def synapse(
-        self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1, *, dense: bool = False
-    ) -> nn.Conv2d:
-        """The convolution itself, in channels_last memory; `dense`: its input is no spikes."""
-        how = "dense" if dense else self.options.conv_impl
-        first = next(self.children(), None) is None  # its input is an image
-        conv: nn.Conv2d
-        if kernel == 1 and stride > 1 and in_channels < 8:
-            conv = SubsampledConv(in_channels, out_channels, kernel, stride, bias=False)
-        elif how == "dense" or first or self.options.ann:
-            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
-        else:
-            conv = EventConv2d(
-                in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False, conv_impl=how
-            )
+    def synapse(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+        """The convolution itself, in channels_last memory."""
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
@@ -204,13 +176,18 @@ class Network(nn.Module):
 
     def linear(self, in_features: int, out_features: int) -> Layer:
         """A block on a linear layer without bias."""
-        if self.options.conv_impl == "dense" or self.options.ann:
-            return self.block(nn.Linear(in_features, out_features, bias=False))
-        return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
+        return self.block(nn.Linear(in_features, out_features, bias=False))
 
-    def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
+    def conv_impl(self, *, spikes: bool) -> str:
+        """How a synapse computes; the first one of a network reads an image, and others may read no spikes either."""
+        first = next(self.children(), None) is None
+        return self.options.conv_impl if spikes and not first else "dense"
+
+    def block(
+        self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = (), *, spikes: bool = True
+    ) -> Layer:
         """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
-        neuron.
+        neuron. `spikes`: that is what the synapse reads.
         """
         o = self.options
         if o.ann:
@@ -228,7 +205,7 @@ class Network(nn.Module):
             detach_reset=o.detach_reset,
             start=o.start,
             backend=o.backend,
-            conv_impl="dense",  # `synapse` and `linear` have chosen
+            conv_impl=self.conv_impl(spikes=spikes),
         )
         return self._started(block)
 
@@ -245,15 +222,17 @@ class Network(nn.Module):
                 nn.init.constant_(norm.weight, o.gamma_start)
         return block
 
-    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
-        """A normalised current without a neuron."""
-        o = self.options
+    def current(
+        self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None, *, spikes: bool = True
+    ) -> Current:
+        """A normalised current without a neuron; `spikes`: that is what the synapse reads."""
+        o, conv_impl = self.options, self.conv_impl(spikes=spikes)
         if o.ann:
-            return Current(synapse, BatchNorm(channels))
+            return Current(synapse, BatchNorm(channels), "dense")
         scale = o.alpha if alpha is None else alpha
         norm = make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps)
         nn.init.constant_(norm.weight, o.gamma_start)
-        return Current(synapse, norm)
+        return Current(synapse, norm, conv_impl)
 
     def soma(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
         """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in

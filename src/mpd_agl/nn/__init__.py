@@ -2,7 +2,7 @@
 
 from mpd_agl.nn.attention import TCJA, SpikeAttention, spike_attention, tcja
 from mpd_agl.nn.block import AnnBlock, Current, Readout, SpikingBlock, over_time, share_batch
-from mpd_agl.nn.event_conv import CONV_IMPLS, Choice, EventConv2d, EventLayer, EventLinear, event_layers
+from mpd_agl.nn.called import called_as_module
 from mpd_agl.nn.fold import fold
 from mpd_agl.nn.methods import METHODS, Method, get_method, register_method
 from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
@@ -12,6 +12,7 @@ from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 from mpd_agl.nn.recomputing import recompute
 from mpd_agl.nn.rivals import AtgoNeuron, TrSGNeuron, diet_neuron, mpr_neuron
 from mpd_agl.nn.step_norm import NORMS, TAB, TEBN, StepAffine, make_norm
+from mpd_agl.nn.synapse import synapse_output
 from mpd_agl.nn.width import (
     AtgoWidth,
     ChainWidth,
@@ -29,6 +30,7 @@ from mpd_agl.nn.width import (
     set_chain,
     set_progress,
 )
+from mpd_agl.ops.conv.conv import CONV_IMPLS
 
 __all__ = [
     "CONV_IMPLS",
@@ -45,12 +47,8 @@ __all__ = [
     "AtgoWidth",
     "BatchNorm",
     "ChainWidth",
-    "Choice",
     "Current",
     "DeepTAGEWidth",
-    "EventConv2d",
-    "EventLayer",
-    "EventLinear",
     "FixedWidth",
     "FoldedLIF",
     "LSGWidth",
@@ -76,8 +74,8 @@ __all__ = [
     "TrSGNeuron",
     "Width",
     "affine_of",
+    "called_as_module",
     "diet_neuron",
-    "event_layers",
     "fold",
     "get_method",
     "make_norm",
@@ -90,5 +88,6 @@ __all__ = [
     "set_progress",
     "share_batch",
     "spike_attention",
+    "synapse_output",
     "tcja",
 ]

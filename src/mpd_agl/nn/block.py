@@ -6,7 +6,7 @@ Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synaps
 `num_steps` T stands for T equal ones: its convolution is computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,21 +15,22 @@ from torch import Tensor, nn
 
 from mpd_agl import ops
 from mpd_agl.core import Surrogate
-from mpd_agl.errors import InputError
+from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.bounded_size import BoundedSize
-from mpd_agl.nn.event_conv import adopt
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.moments import Affine, Potential, PotentialSums, affine_of
 from mpd_agl.nn.mpbn import NormedPotential, with_normed_potential
 from mpd_agl.nn.neuron import NOT_ASKED, Neuron, Pass, potential_of
 from mpd_agl.nn.norm import TdBatchNorm
 from mpd_agl.nn.step_norm import StepAffine, make_norm
+from mpd_agl.nn.synapse import synapse_output
 from mpd_agl.nn.width import MPDWidth, Width
+from mpd_agl.ops.conv.conv import CONV_IMPLS
 
 
-def over_time(module: nn.Module, x_TNC: Tensor) -> Tensor:
+def over_time(module: Callable[[Tensor], Tensor], x_TNC: Tensor) -> Tensor:
     """Apply a module that knows no time: T is folded into the batch, one call for all steps."""
-    y: Tensor = module(x_TNC.flatten(0, 1))
+    y = module(x_TNC.flatten(0, 1))
     return y.view(*x_TNC.shape[:2], *y.shape[1:])
 
 
@@ -61,13 +62,15 @@ class Current(nn.Module):
     takes_spikes = True
     """False where its input are currents, as on a membrane shortcut: no weights of 8 bits then."""
 
-    def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm | None) -> None:
+    def __init__(self, synapse: nn.Module | None, norm: TdBatchNorm | None, conv_impl: str = "auto") -> None:
         super().__init__()
-        self.synapse, self.norm = synapse, norm
+        self.synapse, self.norm, self.conv_impl = synapse, norm, conv_impl
 
     def forward(self, s_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The current; of one timestep that stands for `num_steps` equal ones it may have one, too."""
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        x_SNC = s_SNC
+        if self.synapse is not None:
+            x_SNC = over_time(partial(synapse_output, self.synapse, impl=self.conv_impl), s_SNC)
         i_SNC: Tensor = x_SNC if self.norm is None else self.norm(x_SNC, num_steps)
         return i_SNC
 
@@ -95,8 +98,8 @@ class SpikingBlock(nn.Module):
     those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: any module
     with `tau` and `v_th` that takes `(i_TNC, kappa_T)`. `currents` are added to the block's own before the neuron. The
     other options are those of the parts that the block makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method
-    "mpd-agl". `conv_impl` says how a plain synapse computes (`nn.event_conv`): by default in the way that is quickest
-    for the spikes at hand; "dense" is torch's own.
+    "mpd-agl". `conv_impl` says how a plain synapse computes (`ops.conv`): by default as its written rule says,
+    "dense" is torch's own layer, and a synapse with hooks is called as a module.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
@@ -144,9 +147,9 @@ class SpikingBlock(nn.Module):
         options = {"v_th": v_th, "tau": tau, "surrogate": surrogate, "detach_reset": detach_reset, "backend": backend}
         _refuse_void(neuron, norm, {**options, "method": method, "alpha": alpha})
         rule = get_method("mpd-agl" if method is None else method)
-        if synapse is not None:
-            adopt(synapse, conv_impl)
-        self.synapse = synapse
+        if conv_impl not in CONV_IMPLS:
+            raise unknown_name("conv_impl", conv_impl, CONV_IMPLS)
+        self.synapse, self.conv_impl = synapse, conv_impl
         v_th = _threshold_of(neuron) if neuron is not None else 0.5 if v_th is None else v_th
         alpha = 1.0 if alpha is None else alpha
         if synapse is not None:
@@ -267,7 +270,9 @@ class SpikingBlock(nn.Module):
         current_inputs: Sequence[Tensor],
         state: Tensor | None,
     ) -> Any:
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        x_SNC = s_SNC
+        if self.synapse is not None:
+            x_SNC = over_time(partial(synapse_output, self.synapse, impl=self.conv_impl), s_SNC)
         fused = self._is_fused(state)
         i_SNC = None if fused else self._current(x_SNC, T, current_inputs)
         # Without gradients, or folded, there is no width: inference costs nothing. Some neurons set it themselves.
@@ -452,7 +457,7 @@ class AnnBlock(nn.Module):
 
         An ANN has no time: it takes `num_steps` as the spiking networks pass it, and ignores it.
         """
-        y = self.synapse(x_TNC.flatten(0, 1))
+        y = synapse_output(self.synapse, x_TNC.flatten(0, 1), "dense")
         y = torch.relu(self.norm(y) if self.replicas is None or not self.training else self._shared_norm(y))
         y = y.view(*x_TNC.shape[:2], *y.shape[1:])
         return y if residual is None else y + residual

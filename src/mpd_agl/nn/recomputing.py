@@ -1,6 +1,6 @@
 """Less memory for more time: parts of a network keep only their input, and the backward pass computes them again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -8,27 +8,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn.block import SpikingBlock
-from mpd_agl.nn.event_conv import Choice, EventLayer
 from mpd_agl.nn.neuron import Neuron
 
 
 @contextmanager
-def repeating(parts: Sequence[nn.Module], choices: Mapping[EventLayer, Choice | None]) -> Iterator[None]:
+def repeating(parts: Sequence[nn.Module]) -> Iterator[None]:
     """The second pass recomputes what the first one did.
 
-    Running statistics go into copies that are thrown away, monitors ignore the pass, and every layer repeats the choice
-    it made the first time.
+    Running statistics go into copies that are thrown away, and monitors ignore the pass.
     """
     modules = [m for part in parts for m in part.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    blocks = [m for m in modules if isinstance(m, SpikingBlock | Neuron | EventLayer)]
+    blocks = [m for m in modules if isinstance(m, SpikingBlock | Neuron)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for block in blocks:
         block.repeating = True
-    latest = {layer: layer.choice for layer in choices}
-    for layer, choice in choices.items():
-        layer.choice = choice
     try:
         yield
     finally:
@@ -36,8 +31,6 @@ def repeating(parts: Sequence[nn.Module], choices: Mapping[EventLayer, Choice | 
             setattr(module, name, buffer)
         for block in blocks:
             block.repeating = False
-        for layer, choice in latest.items():
-            layer.choice = choice
 
 
 def run(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tensor:
@@ -55,8 +48,6 @@ def recompute(parts: Sequence[nn.Module], s_TNC: Tensor, num_steps: int) -> Tens
     """
     if not torch.is_grad_enabled():
         return run(parts, s_TNC, num_steps)
-    choices: dict[EventLayer, Choice | None] = {}
-    contexts = lambda: (nullcontext(), repeating(parts, choices))  # noqa: E731
+    contexts = lambda: (nullcontext(), repeating(parts))  # noqa: E731
     kept: Tensor = checkpoint(run, parts, s_TNC, num_steps, use_reentrant=False, context_fn=contexts)
-    choices.update((m, m.choice) for part in parts for m in part.modules() if isinstance(m, EventLayer))
     return kept

@@ -1,6 +1,5 @@
 """The fused training step: tdBN + neuron + surrogate as one autograd function, at several speeds chosen by name."""
 
-from mpd_agl.ops.conv.active import ActiveLists
 from mpd_agl.ops.step.backends import NAMES as BACKENDS
 from mpd_agl.ops.step.backends import backends_here, resolve
 from mpd_agl.ops.step.fused import moments, neuron, probe, shared_moments, tdbn_neuron
@@ -9,7 +8,6 @@ from mpd_agl.ops.step.sync import Replicas, SharedMoments, batch_moments, rand_l
 
 __all__ = [
     "BACKENDS",
-    "ActiveLists",
     "Replicas",
     "SharedMoments",
     "backends_here",
