@@ -110,7 +110,7 @@ def agrees(synapse: FastSynapse, x: Tensor) -> bool:
             leaf = x.detach().requires_grad_()
             y = way.compute(leaf)
             wanted = [leaf, *(p for p in synapse.module.parameters() if p.requires_grad)]
-            found.append((y, *torch.autograd.grad(y, wanted, torch.ones_like(y))))
+            found.append((y.detach(), *torch.autograd.grad(y, wanted, torch.ones_like(y))))
     return all(
         float((a - b).abs().max()) <= 1e-4 * float(b.abs().max().clamp_min(1e-12)) for a, b in zip(*found, strict=True)
     )

@@ -10,6 +10,7 @@ import ctypes
 
 from torch import Tensor
 
+from mpd_agl.errors import InputError
 from mpd_agl.ops import native
 from mpd_agl.ops.conv.layout import channels_first, check, floats, geometry, out_size, rows_of
 from mpd_agl.ops.native import Geometry
@@ -22,6 +23,12 @@ def knows(weight_shape: tuple[int, ...], stride: int, padding: int) -> bool:
     """Whether a layer has this form."""
     C_out, C_in, *kernel = weight_shape
     return kernel == [3, 3] and stride == 1 and 0 <= padding <= 2 and C_out % CHANNELS == 0 and C_in % CHANNELS == 0
+
+
+def _check(weight: Tensor, padding: int, **tensors: tuple[Tensor, tuple[int, ...]]) -> None:
+    if not knows(tuple(weight.shape), 1, padding):
+        raise InputError(f"Winograd's form does not know a weight {tuple(weight.shape)} with padding {padding}.")
+    check(weight=(weight, tuple(weight.shape)), **tensors)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, *, turned: bool) -> Tensor:
@@ -45,20 +52,20 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Ten
     True
     """
     given = {} if bias is None else {"bias": (bias, (weight.shape[0],))}
-    check(x=(x, (x.shape[0], weight.shape[1], *x.shape[2:])), weight=(weight, tuple(weight.shape)), **given)
+    _check(weight, padding, x=(x, (x.shape[0], weight.shape[1], *x.shape[2:])), **given)
     return _convolve(x, weight, bias, padding, turned=False)
 
 
 def input_grad(weight: Tensor, grad: Tensor, padding: int) -> Tensor:
     """dL/dx."""
-    check(gradient=(grad, (grad.shape[0], weight.shape[0], *grad.shape[2:])), weight=(weight, tuple(weight.shape)))
+    _check(weight, padding, gradient=(grad, (grad.shape[0], weight.shape[0], *grad.shape[2:])))
     return _convolve(grad, weight, None, 2 - padding, turned=True)
 
 
 def weight_grad(x: Tensor, weight: Tensor, grad: Tensor, padding: int) -> Tensor:
     """dL/dweight, in the memory order of a channels_last weight."""
     g = geometry(x.shape, weight, 1, padding)
-    check(x=(x, (g.N, g.C_in, g.H, g.W)), gradient=(grad, (g.N, g.C_out, g.OH, g.OW)))
+    _check(weight, padding, x=(x, (g.N, g.C_in, g.H, g.W)), gradient=(grad, (g.N, g.C_out, g.OH, g.OW)))
     rows, g_rows, dw = rows_of(x), rows_of(grad), floats(g.C_out, 3, 3, g.C_in)
     native.done(
         native.library().mpd_agl_winograd_weight_grad(
