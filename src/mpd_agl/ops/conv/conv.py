@@ -129,7 +129,7 @@ class _Convolution(torch.autograd.Function):
                     "gradients of gradients (create_graph=True) are not computed where zeros were skipped. "
                     "Use conv_impl='dense'."
                 )
-            return *_dense_grads(x, weight, grad, stride, padding, wanted), *[None] * 4
+            return *dense_grads(x, weight, grad, stride, padding, wanted), *[None] * 4
         dx = dw = None
         if ways.input_grad == "winograd" and wanted[0]:
             dx = winograd.input_grad(weight, grad, padding)
@@ -138,7 +138,7 @@ class _Convolution(torch.autograd.Function):
         elif ways.weight_grad == "winograd" and wanted[1]:
             dw = winograd.weight_grad(x, weight, grad, padding)
         left = wanted[0] and dx is None, wanted[1] and dw is None, wanted[2]
-        dense_dx, dense_dw, db = _dense_grads(x, weight, grad, stride, padding, left)
+        dense_dx, dense_dw, db = dense_grads(x, weight, grad, stride, padding, left)
         return dense_dx if dx is None else dx, dense_dw if dw is None else dw, db, *[None] * 4
 
 
@@ -147,7 +147,7 @@ def _blank(shape: torch.Size, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
 
 
-def _dense_grads(
+def dense_grads(
     x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, ...]:
     """dL/dx, dL/dweight and dL/dbias, those that are wanted; differentiable."""
