@@ -1,6 +1,7 @@
 """A convolution in every way against float64: output and every gradient, and what the ways share."""
 
 import itertools
+import random
 from functools import partial
 
 import pytest
@@ -83,6 +84,41 @@ def test_linear_layers(N, C, K, impl):
     for kind in KINDS:
         run = lambda *leaves: linear(*leaves, impl=impl)  # noqa: E731
         compare(spikes((N, C), 0.2, kind), noise(K, C), noise(K), run, 2e-6)
+
+
+def odd_strides(x, rng):
+    """The same numbers in another memory order; where a size is 1, its stride may be any."""
+    kind = rng.randrange(4)
+    if kind == 0 or x.dim() != 4:
+        return x
+    if kind == 1:
+        return torch.stack([x, x], -1)[..., 0]
+    if kind == 2:
+        return x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    y = x.contiguous(memory_format=torch.channels_last)
+    strides = [rng.choice((1, 7, 96)) if size == 1 else s for size, s in zip(y.shape, y.stride(), strict=True)]
+    return y.as_strided(y.shape, strides)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_layers_inputs_and_strides(seed):
+    rng = random.Random(seed)
+    for case in range(120):
+        N, C, C_out = rng.choice((1, 2, 7)), rng.choice((1, 5, 16, 33, 256)), rng.choice((3, 16, 32))
+        K, stride, padding = rng.choice((1, 3, 3, 5)), rng.choice((1, 1, 2, 3)), rng.randrange(3)
+        H, W = (rng.choice((1, 3, 4, 7, 12)) for _ in range(2))
+        if min(H, W) + 2 * padding < K:
+            continue
+        x = spikes((N, C, H, W), rng.choice((0.0, 0.1, 0.3, 1.0)), rng.choice(KINDS), case)
+        layer = {"stride": stride, "padding": padding}
+        impl = rng.choice(("auto", "event"))
+
+        def run(x, weight, bias, layer=layer, impl=impl):
+            y = convolve(odd_strides(x, rng), weight, bias, **layer, impl=impl)
+            y.register_hook(lambda grad: odd_strides(grad, rng))
+            return y
+
+        compare(x, noise(C_out, C, K, K), noise(C_out), run, 1e-4, 1e-4, **layer)
 
 
 def test_every_mixture_of_ways_is_the_same_function(level):
