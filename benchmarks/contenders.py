@@ -18,7 +18,7 @@ from mpd_agl.errors import unknown_name
 from mpd_agl.export.plainstep import plain_network
 from mpd_agl.models import Network, create_model
 from mpd_agl.models.plan import InferencePlan
-from mpd_agl.nn import SpikingBlock, TdBatchNorm, event_layers, fold
+from mpd_agl.nn import SpikingBlock, TdBatchNorm, fold
 from mpd_agl.ops import backends_here
 from mpd_agl.train.attacks import Pixels
 from mpd_agl.train.losses import build_loss
@@ -145,8 +145,6 @@ def timed_network(name: str, workload: Workload) -> nn.Module:
     net = network(workload, backend=backend.partition("-")[0], **OPTIONS[option])
     if option == "auto":
         net.load_state_dict(network(workload).state_dict())  # the same running statistics, to the bit
-        for layer in event_layers(net).values():
-            layer.choose("auto")  # forget the small batch: choose again on the one that is timed
     if workload.work == "train" or name == "native-unfolded":
         return net
     folded = fold(net)

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import COMMANDS, main
+from mpd_agl.ops import backends_here, native
+from mpd_agl.ops.conv import rule
 from mpd_agl.train.runfolder import RunFolder, find_run
 
 TINY = [
@@ -56,7 +58,7 @@ def test_a_run_prints_lines_and_its_result(tmp_path: Path, capsys: pytest.Captur
     )
     assert out[-1].endswith(str(path))
     assert {p.name for p in path.iterdir()} == {
-        *(".lock", "config.toml", "convs.json", "metrics.jsonl"),
+        *(".lock", "config.toml", "metrics.jsonl"),
         *("record.json", "log.txt", "checkpoints", "model.safetensors"),
     }  # fmt: skip
 
@@ -69,6 +71,8 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert record["data"]["train"]["samples"] == 48
     assert len(record["data"]["train"]["sha256"]) == len(record["data"]["train"]["subset_hash"]) == 64
     assert record["seeds"] == {"run": 0, "split": 0}
+    if not backends_here()["native"]:
+        assert record["convs"] == {"rule": rule.VERSION, "simd": native.level()}
     assert record["backend"] in ("native", "compiled", "eager")
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]

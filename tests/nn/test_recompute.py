@@ -1,6 +1,5 @@
 """Recomputation: less is kept, every number stays the same to the last bit."""
 
-import itertools
 import weakref
 
 import pytest
@@ -9,9 +8,8 @@ from torch.nn import functional as F
 
 from mpd_agl.diagnosis import Monitor
 from mpd_agl.models import create_model
-from mpd_agl.nn import event_layers
-from mpd_agl.ops import ActiveLists, backends_here
-from mpd_agl.ops.conv import costs
+from mpd_agl.ops import backends_here
+from mpd_agl.ops.conv.event import ActiveLists
 
 NATIVE = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 
@@ -85,32 +83,6 @@ def test_evaluation_is_the_plain_call():
     with torch.no_grad():
         a = net(x)
     assert torch.equal(a, net(x).detach())
-
-
-@NATIVE
-def test_the_second_time_no_choice_is_made_and_none_is_counted(monkeypatch):
-    """Costs by which event and dense win in turns: a choice that changes between the passes would be an error."""
-    event = itertools.cycle([0.5] * 6 + [2.0] * 6)  # 6 layers
-
-    def predict(layer, rate, known, packs, planes):
-        quick = next(event)
-        return {name: {way: quick if way == "event" else 1.0 for way in ways} for name, ways in known.items()}
-
-    monkeypatch.setattr(costs, "predict", predict)
-    net = create_model("cnn8", width_mult=0.125, image_size=16, recompute=True, conv_impl="auto").train()
-    layers = event_layers(net).values()
-    for layer in layers:
-        layer.every = 2
-    taken = []
-    for _ in range(4):
-        F.cross_entropy(net(torch.randn(4, 3, 16, 16)).mean(0), torch.arange(4)).backward()
-        taken.append([layer.calls for layer in layers])
-    assert taken == [[0] * 6, [1] * 6, [0] * 6, [1] * 6]
-    losses = [net(torch.randn(4, 3, 16, 16)).square().mean() for _ in range(2)]  # the first of them chooses anew
-    net(torch.randn(4, 3, 16, 16)).square().mean()  # and so does this one, before they are repeated
-    latest = [layer.choice for layer in layers]
-    sum(losses).backward()
-    assert [layer.choice for layer in layers] == latest
 
 
 @NATIVE

@@ -9,7 +9,7 @@ import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.ops import backends_here, native, neuron, tdbn_neuron
-from mpd_agl.ops.conv import active, lookup, winograd
+from mpd_agl.ops.conv import event, winograd
 from tests.ops.cases import make_case
 from tests.ops.test_fused import compare
 
@@ -142,13 +142,11 @@ def convolutions():
     g = torch.Generator().manual_seed(0)
     x, weight, grad = ((torch.randn(40, 16, 8, 8, generator=g) > 1).float() for _ in range(3))
     weight = torch.randn(16, 16, 3, 3, generator=g)
-    lists, valued, bits = active.scan(x), active.scan(2 * x), lookup.scan(x, weight, 1, 1)
+    lists, valued = event.scan(x), event.scan(2 * x)
     return {
-        "event forward": lambda: active.forward(lists, x.shape, weight, None, 1, 1),
-        "event weight gradient": lambda: active.weight_grad(lists, x.shape, weight, grad, 1, 1),
-        "event weight gradient of values": lambda: active.weight_grad(valued, x.shape, weight, grad, 1, 1),
-        "lookup forward": lambda: lookup.forward(bits, x.shape, weight, None, 1, 1),
-        "lookup weight gradient": lambda: lookup.weight_grad(bits, x.shape, weight, grad, 1, 1),
+        "event forward": lambda: event.forward(lists, x.shape, weight, None, 1, 1),
+        "event weight gradient": lambda: event.weight_grad(lists, x.shape, weight, grad, 1, 1),
+        "event weight gradient of values": lambda: event.weight_grad(valued, x.shape, weight, grad, 1, 1),
         "winograd forward": lambda: winograd.forward(x, weight, None, 1),
         "winograd weight gradient": lambda: winograd.weight_grad(x, weight, grad, 1),
     }

@@ -219,6 +219,9 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_record(path) == RECORD
     assert read_record(path).with_(status="finished").status == "finished"
     assert list(tmp_path.iterdir()) == [path]
+    for convs in ({"rule": 1, "simd": "avx2"}, [{"step": 0, "layers": {}}]):  # of now, and of 0.2
+        records.write_atomic(path, records.canonical(RECORD.with_(convs=convs).to_dict()))
+        assert read_record(path).convs == convs
 
 
 @pytest.mark.parametrize(

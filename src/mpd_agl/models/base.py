@@ -15,11 +15,9 @@ from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models.gates import get_gate
 from mpd_agl.models.graph import Builder, Flow
-from mpd_agl.nn import AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm, over_time
+from mpd_agl.nn import CONV_IMPLS, AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm, over_time
 from mpd_agl.nn.recompute import recompute, run
 from mpd_agl.ops import LOCAL, Sync
-
-CONV_IMPLS = ("dense", "event", "auto")
 
 Layer = SpikingBlock | AnnBlock
 
@@ -108,19 +106,6 @@ class NetworkOptions:
         return max(1, round(count * self.width_mult))
 
 
-class SubsampledConv(nn.Conv2d):
-    """A strided 1x1 convolution as a plain one on every stride-th pixel: the same numbers.
-
-    For under 8 input channels in channels_last memory, where the backward of torch 2.13's CPU convolution with stride
-    writes outside its buffers (seen on AVX2: crashes in 12 of 12 shapes tried, none from 8 channels on).
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Subsample, then convolve with stride 1."""
-        picked = input[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=torch.channels_last)
-        return nn.functional.conv2d(picked, self.weight, self.bias)
-
-
 class Network(nn.Module):
     """Base of the networks: `(N, C, H, W)` images or `(T, N, C, H, W)` frames in, `logits_TNK` out. Stateless.
 
@@ -155,15 +140,9 @@ class Network(nn.Module):
         """A block on a convolution without bias (tdBN has one)."""
         return self.block(self.synapse(in_channels, out_channels, kernel, stride))
 
-    def synapse(
-        self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1, *, dense: bool = False
-    ) -> nn.Conv2d:
-        """The convolution itself, in channels_last memory; `dense`: its input is no spikes."""
-        conv: nn.Conv2d
-        if kernel == 1 and stride > 1 and in_channels < 8:
-            conv = SubsampledConv(in_channels, out_channels, kernel, stride, bias=False)
-        else:
-            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+    def synapse(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+        """The convolution itself, in channels_last memory."""
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
@@ -173,13 +152,21 @@ class Network(nn.Module):
         """A block on a linear layer without bias."""
         return self.block(nn.Linear(in_features, out_features, bias=False))
 
-    def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
+    def block(
+        self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = (), *, spikes: bool = True
+    ) -> Layer:
         """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
-        neuron.
+        neuron. `spikes`: that is what the synapse reads.
         """
-        if self.options.ann:
+        o = self.options
+        if o.ann:
             return AnnBlock(synapse)
-        return self._spiking(synapse, currents=currents, alpha=self.options.alpha if alpha is None else alpha)
+        own = {"alpha": o.alpha if alpha is None else alpha, "conv_impl": self._conv_impl(spikes)}
+        return self._spiking(synapse, currents=currents, **own)
+
+    def _conv_impl(self, spikes: bool) -> str:
+        """How the next synapse computes; the network's first one reads an image, others may read no spikes either."""
+        return self.options.conv_impl if spikes and next(self.children(), None) is not None else "dense"
 
     def neuron_block(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
         """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
@@ -205,13 +192,15 @@ class Network(nn.Module):
         }
         return SpikingBlock(synapse, **(shared | own))
 
-    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
-        """A normalised current without a neuron."""
-        o = self.options
+    def current(
+        self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None, *, spikes: bool = True
+    ) -> Current:
+        """A normalised current without a neuron; `spikes`: that is what the synapse reads."""
+        o, conv_impl = self.options, self._conv_impl(spikes)
         if o.ann:
-            return Current(synapse, BatchNorm(channels))
-        scale = o.alpha if alpha is None else alpha
-        return Current(synapse, get_norm(o.norm).norm(channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps))
+            return Current(synapse, BatchNorm(channels), "dense")
+        scale = {"v_th": o.v_th, "alpha": o.alpha if alpha is None else alpha}
+        return Current(synapse, get_norm(o.norm).norm(channels, **scale, num_steps=o.num_steps), conv_impl)
 
     def gate(self, channels: int, stages_left: int) -> nn.Module | None:
         """The gate behind a stage, if the options ask for one and at most one stage follows."""

@@ -91,7 +91,7 @@ class ResNet(Network):
         self.num_stages = len(stages)
         self.fc1 = None
         if hidden is not None:
-            self.fc1 = self.block(nn.Linear(channels, options.channels(hidden), bias=False))
+            self.fc1 = self.block(nn.Linear(channels, options.channels(hidden), bias=False), spikes=False)
             channels = options.channels(hidden)
         self.readout = readout(channels, options)
 

@@ -20,9 +20,10 @@ from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import Carried, Neuron
 from mpd_agl.nn.norms import get_norm
 from mpd_agl.nn.potential import TORCH_NORMS, Affine, affines_of
-from mpd_agl.nn.synapse import input_shape, out_features, over_time
+from mpd_agl.nn.synapse import input_shape, out_features, over_time, synapse_output
 from mpd_agl.nn.width import Width
 from mpd_agl.ops import LOCAL, CurrentMap, NormSpec, StepInput, Sync, Widths, current_map, fused_step
+from mpd_agl.ops.conv.conv import checked_impl
 from mpd_agl.ops.step.spec import given
 
 
@@ -34,13 +35,13 @@ class Current(nn.Module):
     takes_spikes = True
     """False where its input are currents, as on a membrane shortcut: no weights of 8 bits then."""
 
-    def __init__(self, synapse: nn.Module | None, norm: nn.Module | None) -> None:
+    def __init__(self, synapse: nn.Module | None, norm: nn.Module | None, conv_impl: str = "auto") -> None:
         super().__init__()
-        self.synapse, self.norm = synapse, norm
+        self.synapse, self.norm, self.conv_impl = synapse, norm, conv_impl
 
     def forward(self, s_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The current; for one timestep that is shown `num_steps` times it may have one, too."""
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
         return normalised(self.norm, x_SNC, num_steps)
 
 
@@ -71,7 +72,8 @@ class SpikingBlock(nn.Module):
     `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name (tdBN by default) or a module of yours;
     those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given.
     `currents` are added to the block's own before the neuron. The other options are those of the parts that the block
-    makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method "mpd-agl".
+    makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method "mpd-agl". `conv_impl` says how a plain synapse
+    computes (`ops.conv`): by its written rule, "dense" as torch does, or "event" by skipping zeros.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
@@ -106,6 +108,7 @@ class SpikingBlock(nn.Module):
         alpha: float | None = None,
         detach_reset: bool | None = None,
         backend: str | None = None,
+        conv_impl: str = "auto",
     ) -> None:
         super().__init__()
         asked = {"tau": tau, "v_th": v_th, "detach_reset": detach_reset, "backend": backend}
@@ -117,7 +120,7 @@ class SpikingBlock(nn.Module):
         kind = get_norm(norm if isinstance(norm, str) else "tdbn")
         if synapse is not None:
             channels = out_features(synapse)
-        self.synapse = synapse
+        self.synapse, self.conv_impl = synapse, checked_impl(conv_impl)
         self.sources = tuple(sources)  # a tuple: the network has them already
         if neuron is None:
             options["surrogate"] = rule.surrogate_with(surrogate)
@@ -195,7 +198,7 @@ class SpikingBlock(nn.Module):
         current_inputs: Sequence[Tensor],
         carried: Carried | None,
     ) -> Tensor:
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
         neuron = self.neuron.spec()
         norm = norm_spec(self.norm) if neuron is not None and not self.currents else None
         if norm is None:

@@ -47,8 +47,8 @@ class RunRecord:
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
-    convs: list[dict[str, Any]] | None = None
-    """With `model.conv_impl` auto: per step of choosing each layer's choice, its share of active inputs, all times."""
+    convs: dict[str, Any] | list[dict[str, Any]] | None = None
+    """With `model.conv_impl` auto on a CPU: `rule`, the version of `ops.conv.rule`, and `simd`. In 0.2 a list."""
     failure: str | None = None
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
@@ -130,7 +130,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "status", "backend"), (str,)),
     **dict.fromkeys(("config", "code", "versions", "hardware", "data", "seeds", "network", "clock"), (dict,)),
     **{name: (dict, type(None)) for name in ("final", "best_on_test", "energy")},
-    "convs": (list, type(None)),
+    "convs": (dict, list, type(None)),
     "failure": (str, type(None)),
     "differences": (list,),
 }

@@ -31,8 +31,8 @@ class MsBlock(nn.Module):
         self.gate: nn.Module | None = None
         self.conv2 = net.current(net.synapse(out_channels, out_channels), out_channels)
         changes = stride != 1 or in_channels != out_channels
-        shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride, dense=True) if changes else None
-        self.shortcut = net.current(shortcut, out_channels) if changes else None
+        shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride) if changes else None
+        self.shortcut = net.current(shortcut, out_channels, spikes=False) if changes else None
         if self.shortcut is not None:
             self.shortcut.takes_spikes = False
         assert self.conv2.norm is not None

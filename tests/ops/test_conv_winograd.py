@@ -7,8 +7,8 @@ import torch
 
 from mpd_agl.errors import InputError
 from mpd_agl.ops import backends_here
-from mpd_agl.ops.conv import convolution, winograd
-from mpd_agl.ops.conv.convolution import Ways
+from mpd_agl.ops.conv import conv, winograd
+from mpd_agl.ops.conv.rule import Ways
 from tests.ops.cases import difference
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
@@ -43,7 +43,7 @@ def test_output_and_every_gradient(level, layout):
         *leaves, grad = tensors(*shape, padding)
         exact = [a.double().requires_grad_() for a in leaves]
         ours = [(a.contiguous(memory_format=layout) if a.dim() == 4 else a).requires_grad_() for a in leaves]
-        y, want = convolution.conv(*ours, padding=padding, ways=WINOGRAD), torch.conv2d(*exact, padding=padding)
+        y, want = conv.compute(*ours, 1, padding, WINOGRAD), torch.conv2d(*exact, padding=padding)
         assert y.is_contiguous(memory_format=torch.channels_last)
         assert difference(y, want) < TOLERANCE
         found, wanted = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
@@ -72,22 +72,6 @@ def test_a_weight_gradient_over_many_images_adds_sums_and_not_single_products():
     assert difference(winograd.weight_grad(x, weight, grad, 1), want) < 3e-6  # torch's own: 3e-6
 
 
-def test_every_mixture_of_ways_is_the_same_function():
-    x, weight, bias, grad = tensors(4, 16, 32, 6, 6, 1)
-    x = (x > 0.8).float()
-    exact = [a.double().requires_grad_() for a in (x, weight, bias)]
-    want = torch.conv2d(*exact, padding=1)
-    wanted = torch.autograd.grad(want, exact, grad.double())
-    known = convolution.ways_of(weight, 1, 1)
-    assert [len(found) for found in known.values()] == [4, 4, 2]
-    for ways in itertools.product(*known.values()):
-        leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
-        y = convolution.conv(*leaves, padding=1, ways=Ways(*ways))
-        assert difference(y, want) < 2e-6, ways
-        for a, b in zip(torch.autograd.grad(y, leaves, grad), wanted, strict=True):
-            assert difference(a, b) < 1e-5, ways  # torch's own are less exact than 1e-6
-
-
 @pytest.mark.parametrize("images", [9, 60])  # of one block of tiles in the weight gradient, and of five
 def test_the_same_bits_for_any_number_of_threads(level, images):
     x, weight, bias, grad = tensors(images, 16, 48, 11, 10, 1)
@@ -103,13 +87,6 @@ def test_the_same_bits_for_any_number_of_threads(level, images):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_a_kept_packed_weight_gives_the_same_bits():
-    x, weight, bias, _ = tensors(2, 16, 16, 5, 5, 1)
-    assert torch.equal(
-        winograd.forward(x, weight, bias, 1, winograd.pack(weight)), winograd.forward(x, weight, bias, 1)
-    )
-
-
 def test_not_a_number_stays_in_its_tiles():
     x, weight, _, _ = tensors(1, 16, 16, 8, 8, 1)
     x[0, 3, 0, 0] = float("nan")
@@ -122,39 +99,10 @@ def test_not_a_number_stays_in_its_tiles():
 
 
 def test_what_it_does_not_take():
-    assert winograd.why_not(torch.zeros(16, 16, 3, 3), 2, 1).startswith("it takes 3x3 kernels of stride 1")
-    assert winograd.why_not(torch.zeros(16, 24, 3, 3), 1, 1).startswith("it takes channels in multiples of 16")
-    assert convolution.ways_of(torch.zeros(8, 16), 1, 0)["input_grad"] == ("dense",)
-    assert "winograd" in convolution.ways_of(torch.zeros(256, 256, 3, 3), 1, 1)["weight_grad"]
-    assert convolution.ways_of(torch.zeros(256, 272, 3, 3), 1, 1)["weight_grad"] == ("dense", "event")
-    with pytest.raises(InputError, match="multiples of 16"):
-        convolution.conv(torch.zeros(1, 8, 4, 4), torch.zeros(16, 8, 3, 3), padding=1, ways=WINOGRAD)
-    with pytest.raises(InputError, match="only the dense layer takes this input: it computes in float32"):
-        convolution.conv(
-            torch.zeros(1, 16, 4, 4, dtype=torch.float64), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD
-        )
-    with pytest.raises(InputError, match="does not fit an input"):
-        convolution.conv(torch.zeros(0, 16, 4, 4), torch.zeros(16, 16, 3, 3), padding=1, ways=WINOGRAD)
-
-
-@pytest.mark.parametrize("ways", [WINOGRAD, convolution.EVENT])
-def test_torchs_defaults_do_not_reach_the_kernels(ways):
-    x, weight, bias, grad = tensors(2, 16, 16, 5, 5, 1)
-    leaves = [a.requires_grad_() for a in (x, weight, bias)]
-
-    def run():
-        y = convolution.conv(*leaves, padding=1, ways=ways)
-        return [y, *torch.autograd.grad(y, leaves, grad)]
-
-    want = run()
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    try:
-        found = run()
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-    assert all(a.dtype == torch.float32 and torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert winograd.knows((16, 32, 3, 3), 1, 2)
+    others = [((16, 16, 3, 3), 2, 1), ((16, 24, 3, 3), 1, 1), ((24, 16, 3, 3), 1, 1), ((16, 16, 3, 3), 1, 3)]
+    for shape, stride, padding in (*others, ((16, 16, 1, 1), 1, 0), ((16, 16, 3, 1), 1, 1), ((16, 16), 1, 0)):
+        assert not winograd.knows(shape, stride, padding), shape
 
 
 def test_tensors_that_do_not_fit_are_refused():
@@ -164,30 +112,12 @@ def test_tensors_that_do_not_fit_are_refused():
         lambda: winograd.forward(x, weight.double(), None, 1),
         lambda: winograd.forward(torch.cat([x, x], 1), weight, None, 1),
         lambda: winograd.forward(x, weight, bias[:4], 1),
-        lambda: winograd.forward(x, weight, bias, 1, packed=torch.zeros(100)),
+        lambda: winograd.forward(x, weight[:8], None, 1),
+        lambda: winograd.forward(x, weight, None, -1),
         lambda: winograd.weight_grad(x, weight, grad[:, :, 1:], 1),
         lambda: winograd.weight_grad(x[:0], weight, grad[:0], 1),
         lambda: winograd.input_grad(weight, grad[:, :8], 1),
     ]
     for run in wrong:
-        with pytest.raises(InputError, match="Winograd's form takes a float32"):
+        with pytest.raises(InputError, match=r"takes a float32|does not know"):
             run()
-    for run in (
-        lambda: winograd.forward(x[:, :, :1, :1], weight, None, 0),
-        lambda: winograd.forward(x[:, :, 0], weight, None, 1),
-        lambda: winograd.input_grad(weight, grad[:, :, :1, :1], 2),
-    ):
-        with pytest.raises(InputError, match=r"as \(N, C, H, W\) that a 3x3 kernel"):
-            run()
-    with pytest.raises(InputError, match="padding up to 2"):
-        winograd.forward(x, weight, None, -1)
-    with pytest.raises(InputError, match="unknown way of the input_grad pass 'event'"):
-        Ways(input_grad="event")
-
-
-@pytest.mark.parametrize("ways", [WINOGRAD, convolution.EVENT, Ways(input_grad="winograd")])
-def test_gradients_of_gradients_are_refused_not_dropped(ways):
-    x, weight, _, _ = tensors(1, 16, 16, 4, 4, 1)
-    y = convolution.conv(x.requires_grad_(), weight.requires_grad_(), padding=1, ways=ways)
-    with pytest.raises(InputError, match="create_graph=True"):
-        torch.autograd.grad(y.sum(), x, create_graph=True)

@@ -22,7 +22,7 @@ struct Geometry {  // y[n, oy, ox] = sum over taps of x[n, oy * stride + ky - pa
     int64_t N, H, W, C_in, OH, OW, C_out, K, stride, pad;
 };
 
-struct ActiveKernels {
+struct EventKernels {
     // Fills the slots. Returns whether it met a value other than 0 and 1: then `value` must be given, or the lists are
     // not those of x.
     int (*scan)(const float *x, const ActiveLists *lists);

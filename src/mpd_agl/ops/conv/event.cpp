@@ -3,8 +3,8 @@
 // Both are the same loop: a list of active positions selects rows of ROW floats, which are added into registers. What
 // makes it fast is that the rows stay in L1: of the weights, a tile of LIST_BLOCK input channels x ROW output channels
 // of one tap; of the gradient, a window of pixels x ROW output channels. The order of additions depends on the shape
-// alone, not on threads: tests/kernels/active_reference.py spells it out.
-#include "active.h"
+// alone, not on threads: tests/ops/event_reference.py spells it out.
+#include "event.h"
 
 #include <cstring>
 
@@ -387,5 +387,5 @@ int weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, fl
 
 }  // namespace
 
-extern "C" const ActiveKernels CAT(mpd_agl_active_, LEVEL);
-extern "C" const ActiveKernels CAT(mpd_agl_active_, LEVEL) = {scan, packed_size, pack, forward, weight_grad};
+extern "C" const EventKernels CAT(mpd_agl_event_, LEVEL);
+extern "C" const EventKernels CAT(mpd_agl_event_, LEVEL) = {scan, packed_size, pack, forward, weight_grad};

@@ -1,4 +1,4 @@
-"""The event-driven convolution's order of additions, spelled out in slow Python: what active.cpp computes, bit by bit.
+"""The event-driven convolution's order of additions, spelled out in slow Python: what event.cpp computes, bit by bit.
 
 Forward: per output pixel, over blocks of 128 input channels, then taps: the even and the odd entries of the active list
 (values of 1 first) are summed from 0 in float32, and both sums, added, go to the pixel's total; the bias comes last.
