@@ -3,7 +3,7 @@
 Every block of a contender gets the inputs that the reference, plain PyTorch in float64, has at that place. It must fire
 where the reference does. Rounding to float32 can only flip a neuron whose potential is next to the threshold, so at the
 first step at which a neuron differs the reference's potential must be within `NEAR` of it. A peer's whole network must
-moreover give our logits in float64.
+moreover give the same logits in float64.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""How time and memory grow with T, batch and width_mult: a comparison per point, saved as soon as it is measured."""
+"""How time and memory grow with T, batch and width_mult: a comparison per point."""
 
 import json
 from collections.abc import Sequence
@@ -49,10 +49,10 @@ def points(
 def read(path: Path | None, base: Workload) -> dict[str, Any]:
     """What was measured before, if it was the same sweep."""
     if path is None or not path.is_file():
-        return {"what": "mpd-agl bench growth", "setting": base.to_dict(), "points": [], **provenance()}
+        return {"what": "python -m benchmarks growth", "setting": base.setting(), "points": [], **provenance()}
     try:
         record: dict[str, Any] = json.loads(path.read_text())
-        same = record["setting"] == base.to_dict() and isinstance(record["points"], list)
+        same = record["setting"] == base.setting() and isinstance(record["points"], list)
     except (ValueError, KeyError, TypeError):
         same = False
     if not same:

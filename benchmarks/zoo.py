@@ -1,4 +1,4 @@
-"""`mpd-agl bench adapt`: a training step of SpikingJelly's own networks, as they come, adapted, and fused.
+"""A training step of SpikingJelly's own networks, unchanged, adapted, and fused.
 
 The networks are those of its model zoo, with its LIF neurons in multi-step mode and an image repeated at every
 timestep, as its users train them. All run in one process, in turns, from the same weights.
@@ -24,7 +24,7 @@ from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.ops import native, reuse_pages
 
-WHAT = "mpd-agl bench adapt"
+WHAT = "python -m benchmarks adapt"
 NETS = {
     "spiking_resnet18": ("spiking_resnet", "ResNet-18, currents added before the neuron"),
     "sew_resnet18": ("sew_resnet", "ResNet-18, spikes added (SEW-ADD)"),
@@ -44,18 +44,18 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 @contextmanager
 def _torchvision() -> Iterator[None]:
-    """The zoo imports torchvision for a download function alone; where it is missing, torch's own stands in."""
+    """The zoo imports torchvision for a download function alone; where it is missing, torch's own replaces it."""
     name = "torchvision._internally_replaced_utils"
     if find_spec("torchvision") is not None or name in sys.modules:
         yield
         return
-    stand_ins = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.models", name)}
-    vars(stand_ins[name])["load_state_dict_from_url"] = torch.hub.load_state_dict_from_url
-    sys.modules.update(stand_ins)
+    replacements = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.models", name)}
+    vars(replacements[name])["load_state_dict_from_url"] = torch.hub.load_state_dict_from_url
+    sys.modules.update(replacements)
     try:
         yield
     finally:
-        for n in stand_ins:
+        for n in replacements:
             sys.modules.pop(n, None)
 
 
@@ -160,7 +160,7 @@ def text(record: dict[str, Any]) -> str:
     s = record["setting"]
     lines = [
         f"training step: SpikingJelly's {record['network']}, T={s['T']}, batch {s['batch']}, "
-        f"{s['image_size']}x{s['image_size']}, {'calibrated' if s['calibrated'] else 'as it comes'}, "
+        f"{s['image_size']}x{s['image_size']}, {'calibrated' if s['calibrated'] else 'unchanged'}, "
         f"mean rate {record['mean_rate']:.1%}, {s['threads']} threads, {s['simd']}",
         f"{'':28} {'ms':>9} {'speed-up':>9}  {'range':16} first loss",
     ]

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pool import NOT_FINITE
-from tools.pretrained import plain
-
 from mpd_agl.errors import InputError
 from mpd_agl.records import canonical, read_metrics, read_record, reading, write_atomic
 from mpd_agl.report.runs import LAYER_KEYS, read_run
 from mpd_agl.train.runfolder import MARK
+from tools.pretrained import plain
 
 NAME = re.compile(r"[\w.@=,-]+")
 MOST_BYTES = 2**20

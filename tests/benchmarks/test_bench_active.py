@@ -5,10 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from benchmarks.firing_rates import impose_rates, read_rates
-from benchmarks.workload import Workload
 
 from benchmarks import active, active_layers, active_network, contenders
+from benchmarks.firing_rates import impose_rates, read_rates
+from benchmarks.workload import Workload
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model

@@ -9,6 +9,7 @@ import signal
 import statistics
 
 import pytest
+
 from experiments.command import run
 from experiments.grouped_bars import colour, style_of
 from experiments.pool import Pool, run_name
@@ -20,7 +21,6 @@ from experiments.scales import SCALES, departures
 from experiments.studies import NAMES, get_study
 from experiments.study import label
 from experiments.table1 import RIVALS
-
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
