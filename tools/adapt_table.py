@@ -1,12 +1,11 @@
-"""Broken networks before and after `adapt(net, batch)`, three seeds each, beside a hand-tuned one.
+"""Networks that do not learn before and after `adapt(net, batch)`, three seeds each, next to a hand-tuned threshold.
 
-    python tools/cure.py run --nmnist DIR --out docs/results/cure.json  # resumable: it trains only what is missing
-    python tools/cure.py show docs/results/cure.json --figure docs/results/cure.png
+    python -m tools.adapt_table docs/results/adapt/cure.json --nmnist DIR    # resumable: it trains only what is missing
 
-The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`pip install "mpd-agl[bench]"`).
-`as it comes` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned`
-is the best of three thresholds, chosen by one run each, a third as long, with seed 0 on held-out training samples. All
-see the same batches; the accuracy is that of the last epoch on the test set.
+The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`make install` brings both).
+`as built` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned` is
+the best of three thresholds, chosen by one run each, a third as long, with seed 0 on held-out training samples. All see
+the same batches; the accuracy is that of the last epoch on the test set. The record's `table` is what the pages show.
 """
 
 import argparse
@@ -174,7 +173,7 @@ CASES = [
     Case("SpikingJelly, 6 layers", "tau 4, rectangular (its issue 190)", jelly_plain(6, 4.0, "rect"), **JELLY),
     Case("SpikingJelly, 10 layers", "tau 2, ATan", jelly_plain(10, 2.0, "atan"), **JELLY),
     Case("snnTorch, 4 layers", "beta 0.9, no norm", lambda v, k: TorchConv(4, 0.9, v, k), "digits", call, **ADAM),
-    Case("snnTorch, recurrent", "RLeaky on N-MNIST", Recurrent, "nmnist", call, epochs=20, **ADAM),
+    Case("snnTorch, recurrent", "RLeaky on N-MNIST, 20 epochs", Recurrent, "nmnist", call, epochs=20, **ADAM),
     Case("SpikingJelly, tokens", "8 LayerNorm blocks, tau 4", lambda v, k: Tokens(8, v, k), **JELLY, **ADAM),
     Case("SpikingJelly, 18 layers", "tau 2, ATan", jelly_plain(18, 2.0, "atan"), **JELLY),
 ]
@@ -241,11 +240,12 @@ def train(case: Case, data: dict[str, Tensor], v_th: float, sharpness: float, se
 
 
 def run(args: argparse.Namespace) -> None:
+    """Train what is missing; the record is written after every run."""
     torch.set_num_threads(args.threads)
     record: dict[str, Any] = {"runs": {}}
-    if args.out.is_file():
-        record = json.loads(args.out.read_text())
-    record |= {"command": "python tools/cure.py run", "code": records.code(), "versions": records.versions()}
+    if args.record.is_file():
+        record = json.loads(args.record.read_text())
+    record |= {"command": "python -m tools.adapt_table", "code": records.code(), "versions": records.versions()}
     record["hardware"] = {**records.hardware(), "threads": args.threads}
     for case in CASES:
         if args.only not in case.name:
@@ -253,102 +253,50 @@ def run(args: argparse.Namespace) -> None:
         data = load(case.data, args.nmnist)
 
         def once(how: str, v_th: float, sharpness: float, seed: int, case: Case = case, data: Any = data) -> float:
-            key = f"{case.name} | {how} | v_th {v_th:g} | sharpness {sharpness:g} | seed {seed}"
+            key = run_key(case, how, v_th, sharpness, seed)
             if key not in record["runs"]:
                 record["runs"][key] = train(case, data, v_th, sharpness, seed, how)
-                write_atomic(args.out, canonical(record))
+                write_atomic(args.record, canonical(record))
                 print(f"{key}: {100 * record['runs'][key]['accuracy']:.1f} %", flush=True)
             return float(record["runs"][key]["accuracy"])
 
-        if args.part in ("all", "adapted"):
-            for seed in SEEDS:
-                once("adapt", 1.0, 1.0, seed)
-        if args.part == "adapted":
-            continue
         for seed in SEEDS:
+            once("adapt", 1.0, 1.0, seed)
             once("plain", 1.0, 1.0, seed)
         grid = {(v, k): once("tune", v, k, 0) for v in THRESHOLDS for k in SHARPNESS}
         best = max(grid, key=lambda g: grid[g])
         record.setdefault("tuned", {})[case.name] = list(best)
         for seed in SEEDS:
             once("plain", *best, seed)
-    write_atomic(args.out, canonical(record))
+    write_atomic(args.record, canonical({**record, "table": table(record)}))
 
 
-def rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread of each network as it comes, adapted and hand-tuned."""
-    found = []
-    for case in CASES:
-        if case.name not in record.get("tuned", {}):
-            continue
-        v_th, sharpness = record["tuned"][case.name]
-        settings = {
-            "as it comes": ("plain", 1.0, 1.0),
-            "adapted": ("adapt", 1.0, 1.0),
-            "hand-tuned": ("plain", v_th, sharpness),
-        }
-        row: dict[str, Any] = {"name": case.name, "about": case.about, "tuned": [v_th, sharpness]}
-        for label, (how, v, k) in settings.items():
-            keys = [f"{case.name} | {how} | v_th {v:g} | sharpness {k:g} | seed {seed}" for seed in SEEDS]
-            row[label] = [100 * record["runs"][key]["accuracy"] for key in keys]
-        found.append(row)
-    return found
+def run_key(case: Case, how: str, v_th: float, sharpness: float, seed: int) -> str:
+    """A run's name in the record."""
+    return f"{case.name} | {how} | v_th {v_th:g} | sharpness {sharpness:g} | seed {seed}"
 
 
-def show(args: argparse.Namespace) -> None:
-    found = rows(json.loads(args.record.read_text()))
-    labels = ("as it comes", "adapted", "hand-tuned")
-    print("| network | | as it comes | adapted | hand-tuned (threshold) |\n|---|---|---|---|---|")
-    for row in found:
-        cells = [f"{statistics.mean(row[k]):.1f} ± {statistics.stdev(row[k]):.1f}" for k in labels]
-        cells[2] += f" ({row['tuned'][0]:g})"
-        print(f"| {row['name']} | {row['about']} | {cells[0]} | **{cells[1]}** | {cells[2]} |")
-    if args.figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8.4, 0.62 * len(found) + 1.3), layout="constrained")
-        axes = figure.subplots()
-        for k, (label, colour, mark) in enumerate(
-            zip(labels, ("#b0413e", "#1f6f8b", "#8a8a8a"), ("o", "D", "|"), strict=True)
-        ):
-            for n, row in enumerate(found):
-                y = [n + (k - 1) * 0.2] * len(SEEDS)
-                axes.plot(row[label], y, mark, color=colour, alpha=0.45, markersize=5)
-                axes.plot(
-                    [statistics.mean(row[label])],
-                    y[:1],
-                    mark,
-                    color=colour,
-                    markersize=10,
-                    label=label if n == 0 else None,
-                )
-        axes.set_yticks(range(len(found)), [f"{row['name']}\n{row['about']}" for row in found])
-        axes.invert_yaxis()
-        axes.set_xlabel("test accuracy, last epoch, %; small marks: seeds, large: mean")
-        axes.grid(axis="x", color="#dddddd", linewidth=0.7)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        figure.legend(loc="outside upper center", ncols=3, frameon=False)
-        figure.savefig(args.figure, dpi=130)
+def table(record: dict[str, Any]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of each network: as built, adapted, and with the best threshold."""
+    rows = []
+    for case in (c for c in CASES if c.name in record.get("tuned", {})):
+        row = [f"{case.name}, {case.about}"]
+        for how, v, k in (("plain", 1.0, 1.0), ("adapt", 1.0, 1.0), ("plain", *record["tuned"][case.name])):
+            each = [100 * record["runs"][run_key(case, how, v, k, seed)]["accuracy"] for seed in SEEDS]
+            row.append(f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}")
+        rows.append(row)
+    head = ["network (test accuracy in %, 3 seeds)", "as built", "adapted", "hand-tuned threshold"]
+    return {"head": head, "rows": rows}
 
 
 def main() -> None:
+    """Train and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    p = commands.add_parser("run")
-    p.add_argument("--nmnist", type=Path, help="folder of the N-MNIST recordings, with Train and Test")
-    p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--part", choices=("all", "adapted", "others"), default="all", help="which runs (default all)")
-    p.add_argument("--only", default="", help="networks whose name holds this")
-    p.set_defaults(call=run)
-    p = commands.add_parser("show")
-    p.add_argument("record", type=Path)
-    p.add_argument("--figure", type=Path)
-    p.set_defaults(call=show)
-    args = parser.parse_args()
-    args.call(args)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--nmnist", type=Path, help="folder of the N-MNIST recordings, with Train and Test")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="networks whose name holds this")
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":
