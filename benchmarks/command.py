@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     for command, (short, long) in ABOUT.items():
         p = commands.add_parser(command, help=short, description=f"{short[0].upper()}{short[1:]}. {long}")
         own = "spiking_resnet18" if command == "adapt" else "resnet19"
-        batch = {"train": "100", "infer": "64", "growth": "50; if given, the batch axis ends with it", "adapt": "16"}
+        batch = {"train": "100", "infer": "64", "growth": "50", "adapt": "16"}
         p.add_argument("--model", default=own, help=f"network (default {own})")
         p.add_argument("--T", type=int, dest="num_steps", help="timesteps (default: the network's own)")
         p.add_argument("--batch", type=int, help=f"samples (default {batch[command]})")
@@ -234,7 +234,6 @@ def _growth(a: argparse.Namespace) -> tuple[dict[str, Any], str]:
         list(dict.fromkeys(a.contenders or ("mpd_agl", "spikingjelly"))),
         rounds=_rounds(a),
         quick=a.quick,
-        largest=a.batch,
         out=a.out,
         note=_note,
     )

@@ -198,7 +198,6 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
         "about": CONTENDERS[process.name].about,
         "ms_per_image": statistics.median(ms),
         "spread": [ms[0], ms[-1]],
-        "quartiles": [ms[len(ms) // 4], ms[(3 * len(ms)) // 4]],
         "timed": len(ms),
         "peak_bytes": process.last["peak"],
         "step_bytes": process.last["peak"] - process.last["before"],

@@ -1,6 +1,6 @@
 """Makes the pictures and the list of problems on docs/diagnose.md: networks broken by hand, as `diagnose` sees them.
 
-    python -m tools.diagnose_page
+python -m tools.diagnose_page
 """
 
 import textwrap

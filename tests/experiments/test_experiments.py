@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,7 @@ from experiments.scales import SCALES, departures
 from experiments.studies import NAMES, get_study
 from experiments.study import label
 from experiments.table1 import RIVALS
+from mpd_agl.cli import main
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
@@ -116,7 +119,7 @@ def test_every_study_shows_every_method_it_trained(by_hand, tmp_path):
         assert all((tmp_path / "pool" / c["runs"]["0"] / "record.json").is_file() for c in told["cells"])
         if asked.study.protocol:
             continue
-        extra = {r.method for r in RIVALS} if name == "table1" else set()
+        extra = {v.method for v in RIVALS} if name == "table1" else set()
         assert {c["method"] for c in told["cells"]} == set(asked.methods) | extra
         assert any("Departs from the paper" in note for note in section.notes)
         if name == "fig-theorem1":
@@ -177,7 +180,7 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
         ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
     here = {r["method"]: r for r in found if r["source"] == "here"}
-    assert {TITLES.get(r.key) or label(r.method) for r in RIVALS} <= set(here)
+    assert {TITLES.get(v.at["rival"]) or label(v.method) for v in RIVALS} <= set(here)
     assert here["Offline LTL"]["MPD-AGL minus this"] == ""  # it has more steps than MPD-AGL there
     assert here["S3NN's surrogate"]["T"] == "1"
     tab = next(r for r in found if r["method"] == "TAB" and r["source"] == "here")
@@ -535,3 +538,15 @@ def test_a_method_with_options_has_its_methods_colour_and_a_line_of_its_own():
         assert colour(f"{method}@kappa=2") == colour(method)
         assert style_of(f"{method}@kappa=2") == ":" != style_of(method)
     assert colour("lsg") != colour("stbp-tdbn@kappa=2")
+
+
+@pytest.mark.parametrize(("old", "package"), [("reproduce", "experiments"), ("bench", "benchmarks")])
+def test_the_package_has_a_command_and_the_old_one_names_it(old, package, tmp_path, capsys):
+    assert main([old, "--list"]) == 2
+    assert f"python -m {package}" in capsys.readouterr().err
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    listing = [sys.executable, "-m", package, "--list"]
+    done = subprocess.run(listing, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert {"experiments": "table3", "benchmarks": "spikingjelly"}[package] in done.stdout
+    mistake = [sys.executable, "-m", package, "nonsense"]
+    assert subprocess.run(mistake, cwd=tmp_path, env=environment, capture_output=True).returncode == 2
