@@ -237,7 +237,7 @@ def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]]) ->
 def provenance() -> dict[str, Any]:
     """Commit, versions with the peers', machine."""
     versions = records.versions()
-    for package in ("spikingjelly", "snntorch", "onnxruntime"):
+    for package in ("spikingjelly", "snntorch", "triton"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from benchmarks.compare import own_path
+from benchmarks.compare import own_path, provenance
 from benchmarks.gpu_checks import check_all
 from experiments.quoted import TABLE4
 from mpd_agl import records
@@ -24,7 +23,6 @@ from mpd_agl.ops import backends_here
 from mpd_agl.ops.step.backends import resolved_name
 
 Note = Callable[[str], None]
-PACKAGES = ("torch", "triton", "spikingjelly", "cupy-cuda12x", "cupy-cuda11x", "mpd-agl")
 PAPER_METHOD = "mpd-agl"
 
 
@@ -111,25 +109,13 @@ def measure(device: str, minutes: float, note: Note) -> dict[str, Any]:
         "what": "python -m benchmarks gpu",
         "device": about(device),
         "setting": setting,
-        "versions": {**records.versions(), **_packages()},
-        "code": records.code(),
-        "hardware": records.hardware(),
+        **provenance(),
         "backends": backends_here(device),
         "backend_auto": backend,
         "checks": checks,
         "steps": steps,
         "seconds": time.perf_counter() - began,
     }
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def page(record: dict[str, Any]) -> str:

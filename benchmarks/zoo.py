@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.compare import Note, provenance
 from benchmarks.timing import FixedLoop, alternate, busy, over
-from mpd_agl.adaptation import Adaptation, adapt, release
+from mpd_agl.adaptation import adapt, release
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.ops import native, reuse_pages
@@ -118,10 +118,10 @@ def measure(
         note(way)
         net = copy.deepcopy(base)
         options = WAYS[way]
-        result = None if options is None else adapt(net, few, calibrate=False, **{"method": method, **options})
+        if options is not None:
+            adapt(net, few, calibrate=False, **{"method": method, **options})
         works[way] = _step(net, x_TNCHW, y)
-        found[way] = {"fused": 0 if result is None else _fused(result), "first_loss": works[way]()}
-    rates = {r.layer: r.rate for r in adapt(copy.deepcopy(base), few, calibrate=False, method=None).layers}
+        found[way] = {"first_loss": works[way]()}
     loop = FixedLoop(threads)
     times = alternate(works, rounds, loop)
     for way in ways:
@@ -131,13 +131,8 @@ def measure(
             found[way]["speed_up"] = over(times[BASE], times[way])
     setting = {"T": num_steps, "batch": batch, "image_size": image_size, "calibrated": calibrate, "threads": threads}
     facts = {"simd": native.level() if not native.load()[1] else "none", "rounds": rounds, **setting}
-    rate = sum(rates.values()) / max(len(rates), 1)
     slow = {"slowdown": loop.slowdowns()}
-    return {"what": WHAT, "network": name, "setting": facts, "mean_rate": rate, "ways": found, **slow, **provenance()}
-
-
-def _fused(result: Adaptation) -> int:
-    return sum(bool(r.fused) for r in result.layers)
+    return {"what": WHAT, "network": name, "setting": facts, "ways": found, **slow, **provenance()}
 
 
 def _step(net: nn.Module, x_TNCHW: torch.Tensor, y: torch.Tensor) -> Callable[[], float]:
@@ -161,7 +156,7 @@ def text(record: dict[str, Any]) -> str:
     lines = [
         f"training step: SpikingJelly's {record['network']}, T={s['T']}, batch {s['batch']}, "
         f"{s['image_size']}x{s['image_size']}, {'calibrated' if s['calibrated'] else 'unchanged'}, "
-        f"mean rate {record['mean_rate']:.1%}, {s['threads']} threads, {s['simd']}",
+        f"{s['threads']} threads, {s['simd']}",
         f"{'':28} {'ms':>9} {'speed-up':>9}  {'range':16} first loss",
     ]
     for way, row in record["ways"].items():

@@ -1,6 +1,6 @@
 """Networks that do not learn before and after `adapt(net, batch)`, three seeds each, next to a hand-tuned threshold.
 
-    python -m tools.adapt_table docs/results/adapt/cure.json --nmnist DIR    # resumable: it trains only what is missing
+    python -m tools.adapt_table docs/results/adapt/networks.json --nmnist DIR    # resumable: it trains only what is missing
 
 The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`make install` brings both).
 `as built` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned` is
@@ -28,7 +28,6 @@ from mpd_agl.records import canonical, write_atomic
 
 SEEDS = (0, 1, 2)
 THRESHOLDS = (1.0, 0.5, 0.25)
-SHARPNESS = (1.0,)
 DIGITS, BATCH = 2000, 25
 
 
@@ -38,8 +37,8 @@ class Case:
 
     name: str
     about: str
-    make: Callable[[float, float], nn.Module]
-    """From the threshold and a factor on the surrogate's sharpness (1: the library's own)."""
+    make: Callable[[float], nn.Module]
+    """From the threshold."""
     data: str
     forward: Callable[[nn.Module, Tensor], Tensor]
     """Logits of a batch, from rest."""
@@ -48,13 +47,13 @@ class Case:
     epochs: int = 3
 
 
-def jelly_plain(depth: int, tau: float, shape: str) -> Callable[[float, float], nn.Module]:
-    def make(v_th: float, sharpness: float) -> nn.Module:
+def jelly_plain(depth: int, tau: float, shape: str) -> Callable[[float], nn.Module]:
+    def make(v_th: float) -> nn.Module:
         from spikingjelly.activation_based import layer, neuron, surrogate
 
         parts: list[nn.Module] = []
         for number in range(depth):
-            shapes = {"rect": surrogate.Rect(1.0 * sharpness), "atan": surrogate.ATan(2.0 * sharpness)}
+            shapes = {"rect": surrogate.Rect(1.0), "atan": surrogate.ATan(2.0)}
             parts += [
                 layer.Conv2d(1 if number == 0 else 16, 16, 3, padding=1, bias=False, step_mode="m"),
                 layer.BatchNorm2d(16, step_mode="m"),
@@ -78,14 +77,14 @@ def jelly_forward(net: nn.Module, x: Tensor) -> Tensor:
 class TorchConv(nn.Module):
     """snnTorch's tutorial network, deeper: Conv2d - Leaky, no norm."""
 
-    def __init__(self, depth: int, beta: float, v_th: float, sharpness: float) -> None:
+    def __init__(self, depth: int, beta: float, v_th: float) -> None:
         super().__init__()
         import snntorch as snn
         from snntorch import surrogate
 
         self.convs = nn.ModuleList(nn.Conv2d(1 if k == 0 else 16, 16, 3, padding=1) for k in range(depth))
         self.lifs = nn.ModuleList(
-            snn.Leaky(beta=beta, threshold=v_th, spike_grad=surrogate.atan(alpha=2.0 * sharpness)) for _ in range(depth)
+            snn.Leaky(beta=beta, threshold=v_th, spike_grad=surrogate.atan(alpha=2.0)) for _ in range(depth)
         )
         self.out = nn.Linear(16 * 9, 10)
 
@@ -103,13 +102,13 @@ class TorchConv(nn.Module):
 class Recurrent(nn.Module):
     """Two recurrent layers of snnTorch (RLeaky, all to all) on event frames."""
 
-    def __init__(self, v_th: float, sharpness: float) -> None:
+    def __init__(self, v_th: float) -> None:
         super().__init__()
         import snntorch as snn
         from snntorch import surrogate
 
         def lif() -> nn.Module:
-            grad = surrogate.atan(alpha=2.0 * sharpness)
+            grad = surrogate.atan(alpha=2.0)
             return snn.RLeaky(beta=0.9, threshold=v_th, all_to_all=True, linear_features=96, spike_grad=grad)
 
         self.fc1, self.lif1 = nn.Linear(2 * 17 * 17, 96), lif()
@@ -143,12 +142,12 @@ class TokenBlock(nn.Module):
 class Tokens(nn.Module):
     """A stack of token blocks on patches of 2x2 pixels: LayerNorm before SpikingJelly's LIFNode with its defaults."""
 
-    def __init__(self, depth: int, v_th: float, sharpness: float) -> None:
+    def __init__(self, depth: int, v_th: float) -> None:
         super().__init__()
         from spikingjelly.activation_based import neuron, surrogate
 
         def lif() -> nn.Module:
-            shape = surrogate.ATan(2.0 * sharpness)
+            shape = surrogate.ATan(2.0)
             return neuron.LIFNode(tau=4.0, v_threshold=v_th, surrogate_function=shape, step_mode="m")
 
         self.embed = nn.Linear(4, 32)
@@ -172,9 +171,9 @@ ADAM = {"optimizer": "adam", "lr": 2e-3}
 CASES = [
     Case("SpikingJelly, 6 layers", "tau 4, rectangular (its issue 190)", jelly_plain(6, 4.0, "rect"), **JELLY),
     Case("SpikingJelly, 10 layers", "tau 2, ATan", jelly_plain(10, 2.0, "atan"), **JELLY),
-    Case("snnTorch, 4 layers", "beta 0.9, no norm", lambda v, k: TorchConv(4, 0.9, v, k), "digits", call, **ADAM),
+    Case("snnTorch, 4 layers", "beta 0.9, no norm", lambda v: TorchConv(4, 0.9, v), "digits", call, **ADAM),
     Case("snnTorch, recurrent", "RLeaky on N-MNIST, 20 epochs", Recurrent, "nmnist", call, epochs=20, **ADAM),
-    Case("SpikingJelly, tokens", "8 LayerNorm blocks, tau 4", lambda v, k: Tokens(8, v, k), **JELLY, **ADAM),
+    Case("SpikingJelly, tokens", "8 LayerNorm blocks, tau 4", lambda v: Tokens(8, v), **JELLY, **ADAM),
     Case("SpikingJelly, 18 layers", "tau 2, ATan", jelly_plain(18, 2.0, "atan"), **JELLY),
 ]
 
@@ -201,10 +200,10 @@ def load(name: str, nmnist: Path | None) -> dict[str, Tensor]:
     return found
 
 
-def train(case: Case, data: dict[str, Tensor], v_th: float, sharpness: float, seed: int, how: str) -> dict[str, Any]:
+def train(case: Case, data: dict[str, Tensor], v_th: float, seed: int, how: str) -> dict[str, Any]:
     """One run; `how` is `plain`, `adapt` or `tune` (scored on 500 held-out training samples)."""
     torch.manual_seed(seed)
-    net = case.make(v_th, sharpness)
+    net = case.make(v_th)
     x, y, x_test, y_test = (data[k] for k in ("x_train", "y_train", "x_test", "y_test"))
     if how == "tune":
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(7))
@@ -252,28 +251,28 @@ def run(args: argparse.Namespace) -> None:
             continue
         data = load(case.data, args.nmnist)
 
-        def once(how: str, v_th: float, sharpness: float, seed: int, case: Case = case, data: Any = data) -> float:
-            key = run_key(case, how, v_th, sharpness, seed)
+        def once(how: str, v_th: float, seed: int, case: Case = case, data: Any = data) -> float:
+            key = run_key(case, how, v_th, seed)
             if key not in record["runs"]:
-                record["runs"][key] = train(case, data, v_th, sharpness, seed, how)
+                record["runs"][key] = train(case, data, v_th, seed, how)
                 write_atomic(args.record, canonical(record))
                 print(f"{key}: {100 * record['runs'][key]['accuracy']:.1f} %", flush=True)
             return float(record["runs"][key]["accuracy"])
 
         for seed in SEEDS:
-            once("adapt", 1.0, 1.0, seed)
-            once("plain", 1.0, 1.0, seed)
-        grid = {(v, k): once("tune", v, k, 0) for v in THRESHOLDS for k in SHARPNESS}
-        best = max(grid, key=lambda g: grid[g])
-        record.setdefault("tuned", {})[case.name] = list(best)
+            once("adapt", 1.0, seed)
+            once("plain", 1.0, seed)
+        grid = {v: once("tune", v, 0) for v in THRESHOLDS}
+        best = max(grid, key=lambda v: grid[v])
+        record.setdefault("tuned", {})[case.name] = [best]
         for seed in SEEDS:
-            once("plain", *best, seed)
+            once("plain", best, seed)
     write_atomic(args.record, canonical({**record, "table": table(record)}))
 
 
-def run_key(case: Case, how: str, v_th: float, sharpness: float, seed: int) -> str:
-    """A run's name in the record."""
-    return f"{case.name} | {how} | v_th {v_th:g} | sharpness {sharpness:g} | seed {seed}"
+def run_key(case: Case, how: str, v_th: float, seed: int) -> str:
+    """A run's name in the record; 0.2 once varied the surrogate's sharpness as well."""
+    return f"{case.name} | {how} | v_th {v_th:g} | sharpness 1 | seed {seed}"
 
 
 def table(record: dict[str, Any]) -> dict[str, Any]:
@@ -281,8 +280,8 @@ def table(record: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for case in (c for c in CASES if c.name in record.get("tuned", {})):
         row = [f"{case.name}, {case.about}"]
-        for how, v, k in (("plain", 1.0, 1.0), ("adapt", 1.0, 1.0), ("plain", *record["tuned"][case.name])):
-            each = [100 * record["runs"][run_key(case, how, v, k, seed)]["accuracy"] for seed in SEEDS]
+        for how, v in (("plain", 1.0), ("adapt", 1.0), ("plain", record["tuned"][case.name][0])):
+            each = [100 * record["runs"][run_key(case, how, v, seed)]["accuracy"] for seed in SEEDS]
             row.append(f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}")
         rows.append(row)
     head = ["network (test accuracy in %, 3 seeds)", "as built", "adapted", "hand-tuned threshold"]
