@@ -78,7 +78,7 @@ def why_not(name: str, workload: Workload) -> str:
 
 
 def default_for(workload: Workload) -> list[str]:
-    """Who runs if nobody is named."""
+    """Who runs by default."""
     return [name for name in DEFAULT if workload.work in CONTENDERS[name].works]
 
 

@@ -1,6 +1,6 @@
 """Networks that do not learn before and after `adapt(net, batch)`, three seeds each, next to a hand-tuned threshold.
 
-    python -m tools.adapt_table docs/results/adapt/networks.json --nmnist DIR    # resumable: it trains only what is missing
+    python -m tools.adapt_table docs/results/adapt/networks.json --nmnist DIR    # it trains only what is missing
 
 The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`make install` brings both).
 `as built` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned` is
