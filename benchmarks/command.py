@@ -63,7 +63,6 @@ def parser() -> argparse.ArgumentParser:
         )
         p.add_argument("--method", default="mpd-agl", help="method of mpd_agl's networks (default mpd-agl)")
         p.add_argument("--rounds", type=int, default=5, help="alternating rounds (default 5)")
-        p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
         _own_options(p, command)
         _common_options(p)
     about = (
@@ -88,12 +87,12 @@ def _common_options(p: argparse.ArgumentParser) -> None:
 def _own_options(p: argparse.ArgumentParser, command: str) -> None:
     if command == "adapt":
         p.add_argument("--ways", nargs="+", metavar="WAY", help="who runs (default: all; an unknown name lists them)")
-        p.add_argument("--calibrate", action="store_true", help="calibrate the network first, for all of them")
         return
     some = "mpd_agl spikingjelly" if command == "growth" else "see `python -m benchmarks --list`"
     p.add_argument("--width-mult", type=float, default=0.125, help="multiplies the channels (default 0.125)")
     p.add_argument("--contenders", nargs="+", metavar="NAME", help=f"who runs (default: {some})")
     p.add_argument("--release", default="", metavar="FOLDER", help="another installation of mpd_agl, for `release`")
+    p.add_argument("--fresh-pages", action="store_true", help="leave the allocator at glibc's default")
     if command == "growth":
         p.add_argument("--work", default="train", choices=("train", "infer"), help="what grows (default train)")
         p.add_argument("--axes", nargs="+", metavar="AXIS", help="some of num_steps, batch, width_mult (default: all)")
@@ -211,9 +210,7 @@ def _adapt(a: argparse.Namespace) -> tuple[dict[str, Any], str]:
         num_steps=4 if a.num_steps is None else a.num_steps,
         batch=16 if a.batch is None else a.batch,
         image_size=a.image_size or 64,
-        calibrate=a.calibrate,
         method=a.method,
-        fresh_pages=a.fresh_pages,
         rounds=_rounds(a),
         threads=a.threads,
         note=_note,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks import equivalence, peers
 from benchmarks.equivalence import Agreement
+from benchmarks.release import make_inputs, training_step
 from benchmarks.workload import Workload
 from mpd_agl.errors import unknown_name
 from mpd_agl.export.plainstep import plain_network
@@ -84,12 +85,7 @@ def default_for(workload: Workload) -> list[str]:
 
 def inputs(workload: Workload, net: Network) -> tuple[Tensor, Tensor]:
     """Images, or T frames, and labels; channels_last."""
-    o = net.options
-    generator = torch.Generator().manual_seed(1)
-    shape = (workload.batch, o.in_channels, o.image_size, o.image_size)
-    x = torch.randn((workload.num_steps, *shape) if workload.frames else shape, generator=generator)
-    y = torch.randint(0, o.num_classes, (workload.batch,), generator=generator)
-    return (x if workload.frames else x.contiguous(memory_format=torch.channels_last)), y
+    return make_inputs(net.options, workload.batch, workload.num_steps)
 
 
 def create(workload: Workload, **options: Any) -> Network:
@@ -149,17 +145,7 @@ def build(name: str, workload: Workload) -> Callable[[], float]:
             return 0.0
 
         return answer
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(net(x).mean(0), y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        peers.reset(net)
-        return float(loss.detach())
-
-    return step
+    return training_step(net, x, y, after=peers.reset)
 
 
 def convolutions(workload: Workload) -> Callable[[], float]:
@@ -234,13 +220,13 @@ def check(name: str, workload: Workload) -> Agreement:
         return FIRST_LOSS
     if name in PLANS and workload.work == "infer":
         return plan_agrees(name, few)
-    ours = equivalence.reference(network(few))
-    x, _ = inputs(few, ours)
+    reference = equivalence.reference(network(few))
+    x, _ = inputs(few, reference)
     if name == "compiled" and workload.work == "infer":
-        whole = torch.compile(fold(ours), dynamic=False)
+        whole = torch.compile(fold(reference), dynamic=False)
         how = "logits in float64"
-        return equivalence.logits_agree(ours, whole, x.double(), rtol=1e-9, how=how)  # type: ignore[arg-type]
-    return against(ours, equivalence.calls(ours, x), timed_network(name, few), x, whole=name in peers.PEERS)
+        return equivalence.logits_agree(reference, whole, x.double(), rtol=1e-9, how=how)  # type: ignore[arg-type]
+    return against(reference, equivalence.calls(reference, x), timed_network(name, few), x, whole=name in peers.PEERS)
 
 
 @torch.no_grad()
@@ -256,16 +242,16 @@ def plan_agrees(name: str, workload: Workload) -> Agreement:
 
 
 def against(
-    ours: Network, found: dict[str, equivalence.Call], theirs: nn.Module, x: Tensor, *, whole: bool
+    reference: Network, found: dict[str, equivalence.Call], theirs: nn.Module, x: Tensor, *, whole: bool
 ) -> Agreement:
     """Whether a contender fires where the reference does and, if `whole`, has its logits in float64.
 
     The contender is changed to float64 for that: time another one.
     """
-    result = equivalence.blocks_agree(found, theirs, ours.options.v_th)
+    result = equivalence.blocks_agree(found, theirs, reference.options.v_th)
     if not (result.agrees and whole):
         return result
     theirs = theirs.double()
     peers.reset(theirs)
-    logits = equivalence.logits_agree(ours, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
+    logits = equivalence.logits_agree(reference, theirs, x.double(), rtol=1e-9, how=f"{result.how}; logits in float64")
     return Agreement(logits.agrees, logits.how, result.differ, result.worst)

@@ -120,8 +120,8 @@ def blocks_agree(found: dict[str, Call], contender: nn.Module, v_th: float) -> A
 
 
 @torch.no_grad()
-def logits_agree(ours: nn.Module, theirs: nn.Module, x: Tensor, *, rtol: float, how: str) -> Agreement:
+def logits_agree(reference: nn.Module, theirs: nn.Module, x: Tensor, *, rtol: float, how: str) -> Agreement:
     """Whole networks on one input: the largest difference against the largest logit."""
-    a, b = ours(x).double(), theirs(x).double()
+    a, b = reference(x).double(), theirs(x).double()
     difference = float((a - b).abs().max() / a.abs().max())
     return Agreement(difference < rtol, how, difference)

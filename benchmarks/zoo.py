@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.compare import Note, provenance
 from benchmarks.timing import FixedLoop, alternate, busy, over
-from mpd_agl.adaptation import adapt, release
+from mpd_agl.adaptation import adapt
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.ops import native, reuse_pages
@@ -89,9 +89,7 @@ def measure(
     num_steps: int,
     batch: int,
     image_size: int,
-    calibrate: bool,
     method: str = "mpd-agl",
-    fresh_pages: bool = False,
     rounds: int,
     threads: int,
     note: Note,
@@ -101,17 +99,13 @@ def measure(
         if way not in WAYS:
             raise unknown_name("way", way, WAYS)
     torch.set_num_threads(threads)
-    if not fresh_pages:
-        reuse_pages()
+    reuse_pages()
     base = network(name)
     generator = torch.Generator().manual_seed(1)
     x_NCHW = torch.randn(batch, 3, image_size, image_size, generator=generator)
     x_TNCHW = x_NCHW.unsqueeze(0).repeat(num_steps, 1, 1, 1, 1)
     y = torch.randint(0, 10, (batch,), generator=generator)
     few = x_TNCHW[:, :8]
-    if calibrate:
-        adapt(base, few, method=None)
-        release(base, keep_widths=False)
     works: dict[str, Callable[[], float]] = {}
     found: dict[str, dict[str, Any]] = {}
     for way in ways:
@@ -129,7 +123,7 @@ def measure(
         if way != BASE and BASE in ways:
             found[way]["over_spikingjelly"] = over(times[way], times[BASE])
             found[way]["speed_up"] = over(times[BASE], times[way])
-    setting = {"T": num_steps, "batch": batch, "image_size": image_size, "calibrated": calibrate, "threads": threads}
+    setting = {"T": num_steps, "batch": batch, "image_size": image_size, "threads": threads}
     facts = {"simd": native.level() if not native.load()[1] else "none", "rounds": rounds, **setting}
     slow = {"slowdown": loop.slowdowns()}
     return {"what": WHAT, "network": name, "setting": facts, "ways": found, **slow, **provenance()}
@@ -155,7 +149,7 @@ def text(record: dict[str, Any]) -> str:
     s = record["setting"]
     lines = [
         f"training step: SpikingJelly's {record['network']}, T={s['T']}, batch {s['batch']}, "
-        f"{s['image_size']}x{s['image_size']}, {'calibrated' if s['calibrated'] else 'unchanged'}, "
+        f"{s['image_size']}x{s['image_size']}, "
         f"{s['threads']} threads, {s['simd']}",
         f"{'':28} {'ms':>9} {'speed-up':>9}  {'range':16} first loss",
     ]

@@ -145,6 +145,12 @@ class Study:
     """The page that fixes its recipes at `--scale cpu`, where they are not the paper's."""
 
 
+def last_snapshots(run: Run) -> list[dict[str, Any]]:
+    """The monitor's snapshots of the last epoch, or the last one where that epoch has none."""
+    found: list[dict[str, Any]] = [s for s in run.snapshots if s["epoch"] == run.epochs[-1]["epoch"]]
+    return found or [*run.snapshots[-1:]]
+
+
 def per_method(
     preset: str, methods: Sequence[str], at: Mapping[str, str] | None = None, **changes: Any
 ) -> list[Variant]:
