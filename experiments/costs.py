@@ -15,7 +15,7 @@ from mpd_agl.train.config import RunConfig
 from mpd_agl.train.dry_run import random_set
 
 STEP_MACS = 4e10
-"""A measured step is cut to about so many multiply-accumulates of its forward pass: seconds, not minutes."""
+"""A measured step is limited to about this many multiply-accumulates of its forward pass: seconds, not minutes."""
 
 
 class Costs:

@@ -11,7 +11,7 @@ PANELS = ("gamma", "beta", "gamma-channels", "beta-channels")
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:
-    """CNN-8, which the paper does not specify (ours), in the place of ResNet-19."""
+    """CNN-8 in place of ResNet-19: the paper does not specify its 8-layer network."""
     return per_method("cifar10-resnet19-t2", methods, model__name="cnn8")
 
 

@@ -13,7 +13,7 @@ RECIPE = "cifar100-resnet19-t2"
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:
-    """A grid on ResNet-19, then the other networks at v_th 0.5, tau 0.2. The paper names neither; both are ours."""
+    """A grid on ResNet-19, then other networks at v_th 0.5, tau 0.2. The paper names neither: both are a choice."""
     out: list[Variant] = []
     for v_th in THRESHOLDS:
         for tau in DECAYS:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ NOT_FINITE = "training stopped at epoch"
 """How the loop's sentence about a value that is not finite begins."""
 
 
-def guess(record: RunRecord) -> float:
-    """The accuracy of guessing on a run's data."""
+def chance_level(record: RunRecord) -> float:
+    """The accuracy of a random answer on a run's data."""
     return 1 / len(record.data["classes"])
 
 
@@ -56,7 +55,7 @@ class Pool:
             return None
         try:
             record = read_record(path / "record.json")
-        except TornRecord:  # its run's resume writes it anew
+        except TornRecord:  # its run's resume writes it again
             return None
         if _counted(resolve(record.config)) != _counted(config):
             raise InputError(
@@ -65,8 +64,8 @@ class Pool:
         now, then = rule_facts(config).get("rule"), record.network.get("rule")
         if now != then:
             raise InputError(
-                f"{path} holds a run of {config.method} with other constants ({_told(then)}; today's: {_told(now)}). "
-                "Move it away, or choose another --runs-dir."
+                f"{path} holds a run of {config.method} with other constants "
+                f"({_listed(then)}; today's: {_listed(now)}). Move it away, or choose another --runs-dir."
             )
         name = config.model.weights
         if (
@@ -92,14 +91,6 @@ class Pool:
     def ended(self, config: RunConfig) -> bool:
         """Finished or diverged: nothing is left to train."""
         return self.finished(config) or self.diverged(config)
-
-    def score(self, config: RunConfig) -> tuple[float, float]:
-        """Accuracy and loss of an ended run after its last epoch; guessing and infinity where it diverged."""
-        record = self.record(config)
-        assert record is not None
-        if record.final is None:
-            return guess(record), math.inf
-        return float(record.final["test_accuracy"]), float(record.final["test_loss"])
 
     def begun(self, config: RunConfig) -> bool:
         """Whether there is something to continue."""
@@ -164,7 +155,7 @@ class Pool:
                 self.train(config, display())
             except InputError as error:
                 if partial and self.diverged(config):
-                    say(f"run {i} of {len(missing)} counts as guessing: {error}")
+                    say(f"run {i} of {len(missing)} counts as chance level: {error}")
                     continue
                 if not self.begun(config):  # no data, say: it would hit the others as well
                     raise InputError(f"{run_name(config)} cannot start: {error}") from None
@@ -180,7 +171,7 @@ class Pool:
         return len(missing)
 
 
-def _told(constants: Mapping[str, float] | None) -> str:
+def _listed(constants: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in (constants or {}).items()) or "none named"
 
 
@@ -189,5 +180,5 @@ def _counted(config: RunConfig) -> dict[str, object]:
 
 
 def _counts(field: str, value: object) -> bool:
-    """Whether a field tells runs apart. A folder does not, the name of a trained network in the box does."""
+    """Whether a field tells runs apart. A folder does not, the name of a bundled network does."""
     return field not in FREE_ON_RESUME or (field == "model.weights" and value in list_pretrained())

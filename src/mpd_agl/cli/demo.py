@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
 
     few = ["--train.epochs", "2", "--data.train_samples", "100", "--data.test_samples", "60", "--monitor.every", "2"]
     stressed = ["--model.v_th", THRESHOLD, "--train.epochs", "4", "--optim.lr", "0.05"]
-    stressed += ["--optim.schedule", "cosine-steps"]  # as `reproduce idea` trains
+    stressed += ["--optim.schedule", "cosine-steps"]  # as experiments/idea.py trains
     parts: tuple[tuple[str, str, list[str]], ...] = (
         (DIGITS, "a spiking network learns digits with MPD-AGL", []),
         (FIXED, f"the same network at a threshold of {THRESHOLD}, with a fixed width", ["--method", "stbp-tdbn"]),

@@ -13,7 +13,7 @@ In genuine N-MNIST recordings the leading edge of a digit sends OFF events, as a
 with the genuine ones, without it 0.3.
 
 What is not modelled: the lens, the sensor's bandwidth, bursts of neighbouring pixels, the screen's refresh, and the
-arbiter that puts simultaneous events in a queue. `tools/compare_dvs.py` holds the result against genuine recordings.
+arbiter that puts simultaneous events in a queue. docs/results/dvs-simulator.md has the comparison.
 
 Shapes: H height and W width of the image, K steps, Y and X rows and columns of the sensor, E events.
 """

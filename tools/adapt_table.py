@@ -1,12 +1,11 @@
-"""Broken networks before and after `adapt(net, batch)`, three seeds each, beside a hand-tuned one.
+"""Networks that do not learn before and after `adapt(net, batch)`, three seeds each, next to a hand-tuned threshold.
 
-    python tools/cure.py run --nmnist DIR --out docs/results/cure.json  # resumable: it trains only what is missing
-    python tools/cure.py show docs/results/cure.json --figure docs/results/cure.png
+    python -m tools.adapt_table docs/results/adapt/networks.json --nmnist DIR    # it trains only what is missing
 
-The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`pip install "mpd-agl[bench]"`).
-`as it comes` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned`
-is the best of three thresholds, chosen by one run each, a third as long, with seed 0 on held-out training samples. All
-see the same batches; the accuracy is that of the last epoch on the test set.
+The networks are genuine ones of SpikingJelly and snnTorch, as their users write them (`make install` brings both).
+`as built` is trained unchanged. `adapted` is the same network after one call of `adapt` on one batch. `hand-tuned` is
+the best of three thresholds, chosen by one run each, a third as long, with seed 0 on held-out training samples. All see
+the same batches; the accuracy is that of the last epoch on the test set. The record's `table` is what the pages show.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from mpd_agl.records import canonical, write_atomic
 
 SEEDS = (0, 1, 2)
 THRESHOLDS = (1.0, 0.5, 0.25)
-SHARPNESS = (1.0,)
 DIGITS, BATCH = 2000, 25
 
 
@@ -39,8 +37,8 @@ class Case:
 
     name: str
     about: str
-    make: Callable[[float, float], nn.Module]
-    """From the threshold and a factor on the surrogate's sharpness (1: the library's own)."""
+    make: Callable[[float], nn.Module]
+    """From the threshold."""
     data: str
     forward: Callable[[nn.Module, Tensor], Tensor]
     """Logits of a batch, from rest."""
@@ -49,13 +47,13 @@ class Case:
     epochs: int = 3
 
 
-def jelly_plain(depth: int, tau: float, shape: str) -> Callable[[float, float], nn.Module]:
-    def make(v_th: float, sharpness: float) -> nn.Module:
+def jelly_plain(depth: int, tau: float, shape: str) -> Callable[[float], nn.Module]:
+    def make(v_th: float) -> nn.Module:
         from spikingjelly.activation_based import layer, neuron, surrogate
 
         parts: list[nn.Module] = []
         for number in range(depth):
-            shapes = {"rect": surrogate.Rect(1.0 * sharpness), "atan": surrogate.ATan(2.0 * sharpness)}
+            shapes = {"rect": surrogate.Rect(1.0), "atan": surrogate.ATan(2.0)}
             parts += [
                 layer.Conv2d(1 if number == 0 else 16, 16, 3, padding=1, bias=False, step_mode="m"),
                 layer.BatchNorm2d(16, step_mode="m"),
@@ -79,14 +77,14 @@ def jelly_forward(net: nn.Module, x: Tensor) -> Tensor:
 class TorchConv(nn.Module):
     """snnTorch's tutorial network, deeper: Conv2d - Leaky, no norm."""
 
-    def __init__(self, depth: int, beta: float, v_th: float, sharpness: float) -> None:
+    def __init__(self, depth: int, beta: float, v_th: float) -> None:
         super().__init__()
         import snntorch as snn
         from snntorch import surrogate
 
         self.convs = nn.ModuleList(nn.Conv2d(1 if k == 0 else 16, 16, 3, padding=1) for k in range(depth))
         self.lifs = nn.ModuleList(
-            snn.Leaky(beta=beta, threshold=v_th, spike_grad=surrogate.atan(alpha=2.0 * sharpness)) for _ in range(depth)
+            snn.Leaky(beta=beta, threshold=v_th, spike_grad=surrogate.atan(alpha=2.0)) for _ in range(depth)
         )
         self.out = nn.Linear(16 * 9, 10)
 
@@ -104,13 +102,13 @@ class TorchConv(nn.Module):
 class Recurrent(nn.Module):
     """Two recurrent layers of snnTorch (RLeaky, all to all) on event frames."""
 
-    def __init__(self, v_th: float, sharpness: float) -> None:
+    def __init__(self, v_th: float) -> None:
         super().__init__()
         import snntorch as snn
         from snntorch import surrogate
 
         def lif() -> nn.Module:
-            grad = surrogate.atan(alpha=2.0 * sharpness)
+            grad = surrogate.atan(alpha=2.0)
             return snn.RLeaky(beta=0.9, threshold=v_th, all_to_all=True, linear_features=96, spike_grad=grad)
 
         self.fc1, self.lif1 = nn.Linear(2 * 17 * 17, 96), lif()
@@ -144,12 +142,12 @@ class TokenBlock(nn.Module):
 class Tokens(nn.Module):
     """A stack of token blocks on patches of 2x2 pixels: LayerNorm before SpikingJelly's LIFNode with its defaults."""
 
-    def __init__(self, depth: int, v_th: float, sharpness: float) -> None:
+    def __init__(self, depth: int, v_th: float) -> None:
         super().__init__()
         from spikingjelly.activation_based import neuron, surrogate
 
         def lif() -> nn.Module:
-            shape = surrogate.ATan(2.0 * sharpness)
+            shape = surrogate.ATan(2.0)
             return neuron.LIFNode(tau=4.0, v_threshold=v_th, surrogate_function=shape, step_mode="m")
 
         self.embed = nn.Linear(4, 32)
@@ -173,9 +171,9 @@ ADAM = {"optimizer": "adam", "lr": 2e-3}
 CASES = [
     Case("SpikingJelly, 6 layers", "tau 4, rectangular (its issue 190)", jelly_plain(6, 4.0, "rect"), **JELLY),
     Case("SpikingJelly, 10 layers", "tau 2, ATan", jelly_plain(10, 2.0, "atan"), **JELLY),
-    Case("snnTorch, 4 layers", "beta 0.9, no norm", lambda v, k: TorchConv(4, 0.9, v, k), "digits", call, **ADAM),
-    Case("snnTorch, recurrent", "RLeaky on N-MNIST", Recurrent, "nmnist", call, epochs=20, **ADAM),
-    Case("SpikingJelly, tokens", "8 LayerNorm blocks, tau 4", lambda v, k: Tokens(8, v, k), **JELLY, **ADAM),
+    Case("snnTorch, 4 layers", "beta 0.9, no norm", lambda v: TorchConv(4, 0.9, v), "digits", call, **ADAM),
+    Case("snnTorch, recurrent", "RLeaky on N-MNIST, 20 epochs", Recurrent, "nmnist", call, epochs=20, **ADAM),
+    Case("SpikingJelly, tokens", "8 LayerNorm blocks, tau 4", lambda v: Tokens(8, v), **JELLY, **ADAM),
     Case("SpikingJelly, 18 layers", "tau 2, ATan", jelly_plain(18, 2.0, "atan"), **JELLY),
 ]
 
@@ -202,10 +200,10 @@ def load(name: str, nmnist: Path | None) -> dict[str, Tensor]:
     return found
 
 
-def train(case: Case, data: dict[str, Tensor], v_th: float, sharpness: float, seed: int, how: str) -> dict[str, Any]:
+def train(case: Case, data: dict[str, Tensor], v_th: float, seed: int, how: str) -> dict[str, Any]:
     """One run; `how` is `plain`, `adapt` or `tune` (scored on 500 held-out training samples)."""
     torch.manual_seed(seed)
-    net = case.make(v_th, sharpness)
+    net = case.make(v_th)
     x, y, x_test, y_test = (data[k] for k in ("x_train", "y_train", "x_test", "y_test"))
     if how == "tune":
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(7))
@@ -241,114 +239,63 @@ def train(case: Case, data: dict[str, Tensor], v_th: float, sharpness: float, se
 
 
 def run(args: argparse.Namespace) -> None:
+    """Train what is missing; the record is written after every run."""
     torch.set_num_threads(args.threads)
     record: dict[str, Any] = {"runs": {}}
-    if args.out.is_file():
-        record = json.loads(args.out.read_text())
-    record |= {"command": "python tools/cure.py run", "code": records.code(), "versions": records.versions()}
+    if args.record.is_file():
+        record = json.loads(args.record.read_text())
+    record |= {"command": "python -m tools.adapt_table", "code": records.code(), "versions": records.versions()}
     record["hardware"] = {**records.hardware(), "threads": args.threads}
     for case in CASES:
         if args.only not in case.name:
             continue
         data = load(case.data, args.nmnist)
 
-        def once(how: str, v_th: float, sharpness: float, seed: int, case: Case = case, data: Any = data) -> float:
-            key = f"{case.name} | {how} | v_th {v_th:g} | sharpness {sharpness:g} | seed {seed}"
+        def once(how: str, v_th: float, seed: int, case: Case = case, data: Any = data) -> float:
+            key = run_key(case, how, v_th, seed)
             if key not in record["runs"]:
-                record["runs"][key] = train(case, data, v_th, sharpness, seed, how)
-                write_atomic(args.out, canonical(record))
+                record["runs"][key] = train(case, data, v_th, seed, how)
+                write_atomic(args.record, canonical(record))
                 print(f"{key}: {100 * record['runs'][key]['accuracy']:.1f} %", flush=True)
             return float(record["runs"][key]["accuracy"])
 
-        if args.part in ("all", "adapted"):
-            for seed in SEEDS:
-                once("adapt", 1.0, 1.0, seed)
-        if args.part == "adapted":
-            continue
         for seed in SEEDS:
-            once("plain", 1.0, 1.0, seed)
-        grid = {(v, k): once("tune", v, k, 0) for v in THRESHOLDS for k in SHARPNESS}
-        best = max(grid, key=lambda g: grid[g])
-        record.setdefault("tuned", {})[case.name] = list(best)
+            once("adapt", 1.0, seed)
+            once("plain", 1.0, seed)
+        grid = {v: once("tune", v, 0) for v in THRESHOLDS}
+        best = max(grid, key=lambda v: grid[v])
+        record.setdefault("tuned", {})[case.name] = [best]
         for seed in SEEDS:
-            once("plain", *best, seed)
-    write_atomic(args.out, canonical(record))
+            once("plain", best, seed)
+    write_atomic(args.record, canonical({**record, "table": table(record)}))
 
 
-def rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread of each network as it comes, adapted and hand-tuned."""
-    found = []
-    for case in CASES:
-        if case.name not in record.get("tuned", {}):
-            continue
-        v_th, sharpness = record["tuned"][case.name]
-        settings = {
-            "as it comes": ("plain", 1.0, 1.0),
-            "adapted": ("adapt", 1.0, 1.0),
-            "hand-tuned": ("plain", v_th, sharpness),
-        }
-        row: dict[str, Any] = {"name": case.name, "about": case.about, "tuned": [v_th, sharpness]}
-        for label, (how, v, k) in settings.items():
-            keys = [f"{case.name} | {how} | v_th {v:g} | sharpness {k:g} | seed {seed}" for seed in SEEDS]
-            row[label] = [100 * record["runs"][key]["accuracy"] for key in keys]
-        found.append(row)
-    return found
+def run_key(case: Case, how: str, v_th: float, seed: int) -> str:
+    """A run's name in the record; 0.2 once varied the surrogate's sharpness as well."""
+    return f"{case.name} | {how} | v_th {v_th:g} | sharpness 1 | seed {seed}"
 
 
-def show(args: argparse.Namespace) -> None:
-    found = rows(json.loads(args.record.read_text()))
-    labels = ("as it comes", "adapted", "hand-tuned")
-    print("| network | | as it comes | adapted | hand-tuned (threshold) |\n|---|---|---|---|---|")
-    for row in found:
-        cells = [f"{statistics.mean(row[k]):.1f} ± {statistics.stdev(row[k]):.1f}" for k in labels]
-        cells[2] += f" ({row['tuned'][0]:g})"
-        print(f"| {row['name']} | {row['about']} | {cells[0]} | **{cells[1]}** | {cells[2]} |")
-    if args.figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8.4, 0.62 * len(found) + 1.3), layout="constrained")
-        axes = figure.subplots()
-        for k, (label, colour, mark) in enumerate(
-            zip(labels, ("#b0413e", "#1f6f8b", "#8a8a8a"), ("o", "D", "|"), strict=True)
-        ):
-            for n, row in enumerate(found):
-                y = [n + (k - 1) * 0.2] * len(SEEDS)
-                axes.plot(row[label], y, mark, color=colour, alpha=0.45, markersize=5)
-                axes.plot(
-                    [statistics.mean(row[label])],
-                    y[:1],
-                    mark,
-                    color=colour,
-                    markersize=10,
-                    label=label if n == 0 else None,
-                )
-        axes.set_yticks(range(len(found)), [f"{row['name']}\n{row['about']}" for row in found])
-        axes.invert_yaxis()
-        axes.set_xlabel("test accuracy, last epoch, %; small marks: seeds, large: mean")
-        axes.grid(axis="x", color="#dddddd", linewidth=0.7)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        figure.legend(loc="outside upper center", ncols=3, frameon=False)
-        figure.savefig(args.figure, dpi=130)
+def table(record: dict[str, Any]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of each network: as built, adapted, and with the best threshold."""
+    rows = []
+    for case in (c for c in CASES if c.name in record.get("tuned", {})):
+        row = [f"{case.name}, {case.about}"]
+        for how, v in (("plain", 1.0), ("adapt", 1.0), ("plain", record["tuned"][case.name][0])):
+            each = [100 * record["runs"][run_key(case, how, v, seed)]["accuracy"] for seed in SEEDS]
+            row.append(f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}")
+        rows.append(row)
+    head = ["network (test accuracy in %, 3 seeds)", "as built", "adapted", "hand-tuned threshold"]
+    return {"head": head, "rows": rows}
 
 
 def main() -> None:
+    """Train and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    p = commands.add_parser("run")
-    p.add_argument("--nmnist", type=Path, help="folder of the N-MNIST recordings, with Train and Test")
-    p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--part", choices=("all", "adapted", "others"), default="all", help="which runs (default all)")
-    p.add_argument("--only", default="", help="networks whose name holds this")
-    p.set_defaults(call=run)
-    p = commands.add_parser("show")
-    p.add_argument("record", type=Path)
-    p.add_argument("--figure", type=Path)
-    p.set_defaults(call=show)
-    args = parser.parse_args()
-    args.call(args)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--nmnist", type=Path, help="folder of the N-MNIST recordings, with Train and Test")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="networks whose name holds this")
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

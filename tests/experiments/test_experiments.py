@@ -7,18 +7,23 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 
 import pytest
+
 from experiments.command import run
+from experiments.grouped_bars import colour, style_of
 from experiments.pool import Pool, run_name
 from experiments.quoted import TABLE1
-from experiments.reproduce import Request, check_before_training, gather, show, train, write
+from experiments.request import Request, check_before_training
+from experiments.result import command, gather, set_by_hand, show, summary, write
 from experiments.rivals import TITLES
 from experiments.scales import SCALES, departures
-from experiments.studies import STUDIES, get_study
+from experiments.studies import NAMES, get_study
 from experiments.study import label
 from experiments.table1 import RIVALS
-
+from mpd_agl.cli import main
 from mpd_agl.core import mpd
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
@@ -84,9 +89,13 @@ def request(name, scale="smoke", seeds=1, methods=None, **changes):
     return Request(study=study, scale=scale, seeds=seeds, methods=tuple(methods or study.methods), changes=changes)
 
 
+def train(asked, pool):
+    return pool.train_all(asked.configs(), lambda: None, lambda text: None, partial=asked.study.partial)
+
+
 def result(asked, folder):
     pool = Pool(folder)
-    train(asked, pool, lambda: None, lambda text: None)
+    train(asked, pool)
     groups = gather(asked, pool)
     return groups, show(asked, groups)
 
@@ -96,7 +105,7 @@ def rows(section):
 
 
 def test_every_study_shows_every_method_it_trained(by_hand, tmp_path):
-    for name in STUDIES:
+    for name in NAMES:
         asked = request(name)
         groups, section = result(asked, tmp_path / "pool")
         files = write(asked, groups, section, tmp_path / "out")
@@ -105,14 +114,13 @@ def test_every_study_shows_every_method_it_trained(by_hand, tmp_path):
         drawn = int(not name.startswith("table"))
         assert len(section.panels) == {"fig-affine": 4, "fig-robustness": 2}.get(name, drawn)
         told = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        first = asked.methods[0]
+        assert told["command"].startswith(f"python -m experiments {name} --scale smoke --seeds 1 --methods {first}")
+        assert all((tmp_path / "pool" / c["runs"]["0"] / "record.json").is_file() for c in told["cells"])
         if asked.study.protocol:
-            first = asked.methods[0]
-            assert told["command"].startswith(f"mpd-agl reproduce {name} --scale smoke --seeds 1 --methods {first}")
-            assert all((tmp_path / "pool" / c["runs"]["0"] / "record.json").is_file() for c in told["cells"])
             continue
-        extra = {r.method for r in RIVALS} if name == "table1" else set()
+        extra = {v.method for v in RIVALS} if name == "table1" else set()
         assert {c["method"] for c in told["cells"]} == set(asked.methods) | extra
-        assert all((tmp_path / "pool" / c["run"] / "record.json").is_file() for c in told["cells"])
         assert any("Departs from the paper" in note for note in section.notes)
         if name == "fig-theorem1":
             again = {f.name: f.read_bytes() for f in files}
@@ -172,7 +180,7 @@ def test_table1_has_the_papers_rows_beside_ours(by_hand, tmp_path):
         ("Tiny-ImageNet (mnist5k-dvs)", "4"),
     ]
     here = {r["method"]: r for r in found if r["source"] == "here"}
-    assert {TITLES.get(r.key) or label(r.method) for r in RIVALS} <= set(here)
+    assert {TITLES.get(v.at["rival"]) or label(v.method) for v in RIVALS} <= set(here)
     assert here["Offline LTL"]["MPD-AGL minus this"] == ""  # it has more steps than MPD-AGL there
     assert here["S3NN's surrogate"]["T"] == "1"
     tab = next(r for r in found if r["method"] == "TAB" and r["source"] == "here")
@@ -243,14 +251,14 @@ def test_time_is_scaled_to_the_whole_set(by_hand, tmp_path):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_configurations_resolve_and_runs_are_shared(scale):
-    names = {name: {run_name(c) for c in request(name, scale).configs()} for name in STUDIES}
+    names = {name: {run_name(c) for c in request(name, scale).configs()} for name in NAMES}
     assert names["fig-availability"] == names["fig-firing-rate"] <= names["table2"]
     # On a CPU Table 3 takes all images, as docs/evidence.md says.
     assert (names["fig-availability"] <= names["table3"]) == (scale != "cpu")
 
 
 def test_departures_are_told_and_the_paper_departs_from_nothing():
-    for name in STUDIES:
+    for name in NAMES:
         asked = request(name, "paper")
         assert departures(asked.variants(), asked.study, "paper", {}) == []
     asked = request("fig-theorem1", "cpu", data__name="nmnist")
@@ -263,18 +271,20 @@ def test_departures_are_told_and_the_paper_departs_from_nothing():
     ("argv", "words"),
     [
         (["table9"], "unknown experiment 'table9'"),
-        ([], "nothing to reproduce"),
+        ([], "no experiment is named"),
         (["table3", "--scale", "gpu"], "unknown scale 'gpu'"),
-        (["stress", "--only", "factor"], r"--only takes KEY=VALUE\[,VALUE\], got 'factor'"),
-        (["stress", "--only", "factor=rate", "--only", "factor=batch"], "each key once, got factor again"),
-        (["stress", "--only", "factor=rate", "--only", "value=7"], "unknown value of stress at scale cpu, factor=rate"),
-        (["--train.threads", "x", "--list"], "train.threads must be"),
+        (["table3", "--only", "data"], r"--only takes KEY=VALUE\[,VALUE\], got 'data'"),
+        (["table3", "--only", "seed=0", "--only", "seed=1"], "each key once, got seed again"),
+        (["table3", "--only", "dta=x"], "unknown condition of --only for table3 'dta'. Did you mean 'data'"),
+        (["table3", "--only", "data=CIFAR10"], "unknown data of table3 at scale cpu 'CIFAR10'"),
+        (["table3", "--only", "seed=3"], "unknown seed of table3 at scale cpu '3'"),
+        (["--list", "--train.threads", "x"], "train.threads must be"),
         (["table3", "--scale", "smoke", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["table3", "--scale", "smoke", "--methods", "lsq"], "unknown method 'lsq'"),
         (["table3", "--scale", "smoke", "--methods", "lsg", "lsg"], "each method once"),
         (["table3", "--scale", "smoke", "--method", "lsg"], "Use --methods"),
         (["table3", "--scale", "smoke", "--model.width_mlt", "1"], "Did you mean --model.width_mult"),
-        (["table3", "--scale", "smoke", "--overwrite"], "--overwrite does not go with reproduce"),
+        (["table3", "--scale", "smoke", "--overwrite"], "--overwrite is not an option of experiments"),
         (["fig-surrogates", "--scale", "smoke", "--methods", "asgl"], "has its own surrogate"),
         (["table3", "--scale", "smoke", "--draw"], "are not finished"),
     ],
@@ -391,14 +401,14 @@ def test_stopped_continued_finished_and_drawn_again(tmp_path, monkeypatch, capsy
     assert run(argv) == 0
     again = capsys.readouterr().out
     assert len(seen) == steps
-    assert "0 of 2 runs were trained now" in again
+    assert "0 runs were trained now" in again
     assert first[first.index("Figure 4") :] == again[again.index("Figure 4") :]
     assert run([*argv, "--list"]) == 0
     assert "fig-firing-rate" in capsys.readouterr().out
-    told = json.loads((tmp_path / "runs/reproduce/smoke/fig-firing-rate.json").read_text())
+    told = json.loads((tmp_path / "runs/experiments/smoke/fig-firing-rate.json").read_text())
     curve = next(c for c in told["curves"]["fig-firing-rate"] if c["name"] == "LSG")
-    record = next(c["run"] for c in told["cells"] if c["method"] == "lsg")
-    lines = (tmp_path / "runs/reproduce/pool" / record / "metrics.jsonl").read_text().splitlines()
+    record = next(c["runs"]["0"] for c in told["cells"] if c["method"] == "lsg")
+    lines = (tmp_path / "runs/experiments/pool" / record / "metrics.jsonl").read_text().splitlines()
     events = [e for e in map(json.loads, lines) if e["log"] == "monitor"]
     last = [e for e in events if e["epoch"] == 2] or events[-1:]
     want = [statistics.mean(statistics.mean(e["layers"][n]["rate_T"]) for e in last) for n in last[0]["layers"]]
@@ -410,7 +420,7 @@ def test_every_network_of_the_smoke_scale_fits_its_data():
     from mpd_agl.train.build import build_network
 
     seen = {}
-    for name in STUDIES:
+    for name in NAMES:
         for c in request(name, methods=["stbp-tdbn", "mpd-agl"]).configs():
             events = get(c.data.name).kind == "events"
             seen[c.model.name, c.data.name, c.data.frame_size if events else get(c.data.name).shape[0]] = c
@@ -421,7 +431,7 @@ def test_every_network_of_the_smoke_scale_fits_its_data():
 
 @pytest.mark.parametrize("methods", [["lsg"], ["stbp-tdbn"]])
 def test_a_picture_of_two_is_refused_before_anything_is_trained(methods):
-    with pytest.raises(InputError, match="lays stbp-tdbn beside another method"):
+    with pytest.raises(InputError, match="compares stbp-tdbn with another method"):
         request("idea", methods=methods)
 
 
@@ -432,3 +442,111 @@ def test_a_torn_record_is_not_a_finished_run(by_hand, tmp_path):
     text = (path / "record.json").read_text()
     (path / "record.json").write_text(text[: len(text) // 2])
     assert not Pool(tmp_path).finished(asked.configs()[0])
+
+
+@pytest.fixture
+def one_diverges(monkeypatch):
+    """`Pool.train` writes a run of known accuracy; MPD-AGL with seed 1 ends in NaN."""
+
+    def write_run(pool, config, display):
+        scores = {**runfolder.epoch(1), "test_accuracy": 0.8 + 0.01 * config.seed, "test_loss": 0.5}
+        table = runfolder.record(pool.path(config).name)
+        table |= {"config": config.model_dump(mode="json"), "best_on_test": None}
+        table["final"] = {k: scores[k] for k in table["final"]}
+        if config.method == "mpd-agl" and config.seed == 1:
+            failure = "training stopped at epoch 1, step 2 of 9: loss nan."
+            runfolder.write(pool.path(config), table | {"status": "failed", "final": None, "failure": failure}, [])
+            raise InputError(failure)
+        runfolder.write(pool.path(config), table, [scores])
+
+    monkeypatch.setattr(Pool, "train", write_run)
+
+
+def table3(seeds=1, methods=("stbp-tdbn", "mpd-agl"), changes=None, **only):
+    chosen = {key: tuple(values.split(",")) for key, values in only.items()}
+    asked = {"study": get_study("table3"), "scale": "cpu", "seeds": seeds, "methods": methods}
+    return Request(**asked, changes=changes or {}, only={"data": ("CIFAR-10",), **chosen})
+
+
+def test_a_run_that_ends_in_nan_counts_as_chance_level_and_is_not_tried_again(one_diverges, tmp_path):
+    asked, pool = table3(seeds=3), Pool(tmp_path)
+    assert train(asked, pool) == 6
+    assert train(asked, pool) == 0
+    section = show(asked, groups := gather(asked, pool))
+    fixed, follows = groups
+    chance = 1 / len(follows.runs[0].record.data["classes"])
+    assert fixed.accuracy == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82})
+    assert follows.accuracy == pytest.approx({0: 0.8, 1: chance, 2: 0.82})
+    assert section.table.rows[1][1].endswith("\N{DAGGER}1")
+    assert "Ended in NaN, counted as chance level: MPD-AGL (CIFAR-10)." in section.notes
+    assert section.details.rows[1][4].startswith(f"{100 * (chance - 0.81) / 3:+.2f} [")
+    assert json.loads(json.dumps(summary(asked, groups, section)))["cells"][1]["ended_in_nan"] == [1]
+
+
+def test_a_part_is_shown_as_a_part(one_diverges, tmp_path):
+    train(table3(seeds=3, seed="0", method="mpd-agl"), Pool(tmp_path))
+    section = show(whole := table3(seeds=3), gather(whole, Pool(tmp_path)))
+    assert "Not complete: 5 of 6 runs are not there yet." in section.notes
+    assert [row[1] for row in section.details.rows] == ["MPD-AGL"]
+
+
+def test_runs_of_another_number_of_threads_are_named(one_diverges, tmp_path):
+    def asked(**changes):
+        return table3(methods=("lsg",), changes={f"train.{k}": v for k, v in changes.items()})
+
+    pool = Pool(tmp_path)
+    train(asked(threads=1), pool)
+    with pytest.raises(InputError, match=r"1 of those that are missing are there with --train.threads 1: add it\."):
+        gather(asked(threads=2), pool)
+    with pytest.raises(InputError, match=r"Train them by the same command without --draw\."):
+        gather(asked(threads=2, epochs=1), pool)
+    assert set_by_hand(asked(threads=1)) == []
+    assert set_by_hand(asked(epochs=1)) == ["train.epochs 1"]
+    assert set_by_hand(table3(changes={"data.augment": ["crop=4", "flip"]})) == ["data.augment crop=4 flip"]
+
+
+def test_weights_to_start_from_are_part_of_a_run(one_diverges, tmp_path):
+    def asked(weights, methods=("lsg",)):
+        return table3(methods=methods, changes={"model.weights": weights} if weights else {})
+
+    drawn, begun, pool = asked(""), asked("cifar10"), Pool(tmp_path)
+    train(drawn, pool)
+    assert [pool.finished(c) for c in drawn.configs()] == [True]
+    assert [pool.finished(c) for c in begun.configs()] == [False]
+    assert command(begun).endswith("--model.weights cifar10")
+    train(begun, pool)
+    with pytest.raises(InputError, match="began with another version of the weights 'cifar10'"):
+        pool.finished(begun.configs()[0])  # the run by hand holds no hash of the weights
+    with pytest.raises(InputError, match=r"takes cifar10 or cifar100, got 'runs/mine'"):
+        asked("runs/mine").configs()
+    with pytest.raises(InputError, match="train each run's teacher themselves"):
+        table3(changes={"loss.teacher": "runs/mine"}).configs()
+    with pytest.raises(InputError, match=r"stbp-tdbn.* cannot start: the weights of 'cifar10' do not fit .*rho"):
+        check_before_training([asked("cifar10", ("stbp-tdbn",))], Pool(tmp_path / "empty"))
+
+
+def test_the_factor_under_test_survives_every_scale():
+    for scale in SCALES:
+        asked = request("idea", scale)
+        assert {asked.config(v, 0).model.v_th for v in asked.variants()} == {0.1}
+        steps = {v.at["rival"]: asked.config(v, 0).model.num_steps for v in request("rivals", scale).variants()}
+        assert (steps["s2nn"], steps["ltl"]) == (1, 8)
+
+
+def test_a_method_with_options_has_its_methods_colour_and_a_line_of_its_own():
+    for method in ("stbp-tdbn", "mpd-agl", "mpd-gain"):
+        assert colour(f"{method}@kappa=2") == colour(method)
+        assert style_of(f"{method}@kappa=2") == ":" != style_of(method)
+    assert colour("lsg") != colour("stbp-tdbn@kappa=2")
+
+
+@pytest.mark.parametrize(("old", "package"), [("reproduce", "experiments"), ("bench", "benchmarks")])
+def test_the_package_has_a_command_and_the_old_one_names_it(old, package, tmp_path, capsys):
+    assert main([old, "--list"]) == 2
+    assert f"python -m {package}" in capsys.readouterr().err
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    listing = [sys.executable, "-m", package, "--list"]
+    done = subprocess.run(listing, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert {"experiments": "table3", "benchmarks": "spikingjelly"}[package] in done.stdout
+    mistake = [sys.executable, "-m", package, "nonsense"]
+    assert subprocess.run(mistake, cwd=tmp_path, env=environment, capture_output=True).returncode == 2

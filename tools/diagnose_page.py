@@ -1,6 +1,6 @@
-"""Makes the pictures and the list of illnesses on docs/diagnose.md: networks made ill by hand, as `diagnose` sees them.
+"""Makes the pictures and the list of problems on docs/diagnose.md: networks broken by hand, as `diagnose` sees them.
 
-python tools/illnesses.py
+python -m tools.diagnose_page
 """
 
 import textwrap

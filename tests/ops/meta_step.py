@@ -1,6 +1,4 @@
-"""A whole training step of every preset's network without values: on the `meta` device, where a GPU would be.
-
-    python tools/gpu_meta.py -o docs/results/gpu/meta.json
+"""A whole training step of a preset's network without values: on the `meta` device, where a GPU would be.
 
 A tensor there has a shape and a layout and no values. An operand that was left on the CPU is an error, and so is
 every line that needs a value on the host (`.item()`, `float(t)`, a branch on a tensor), which would wait for a GPU. A
@@ -11,13 +9,10 @@ channels_last input answers in channels_last (as `cudnn_conv_suggest_memory_form
 of convolutions and linear layers, and the fused optimizers and GradScaler's two kernels are taken as done.
 """
 
-import argparse
-import json
 import os
 import traceback
 from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -30,7 +25,7 @@ from mpd_agl import ops
 from mpd_agl.nn import share_batch
 from mpd_agl.train import build
 from mpd_agl.train.dry_run import random_set
-from mpd_agl.train.resolve import data_set, list_presets, merge, read_preset, resolve
+from mpd_agl.train.resolve import data_set, merge, resolve
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -43,19 +38,16 @@ DONE = (
     aten._amp_update_scale_,
 )
 """Kernels that change tensors in place and that torch has no meta version of."""
-BACKENDS = ("triton", "eager")
-PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 class Watch(TorchDispatchMode):
-    """Counts operators that are no views, and copies of activations by where they happen."""
+    """Counts copies of activations by where they happen."""
 
     def __init__(self):
         super().__init__()
-        self.operators, self.copies = 0, Counter()
+        self.copies = Counter()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.operators += not any(r.alias_info and not r.alias_info.is_write for r in operator._schema.returns)
         if operator.overloadpacket in DONE:
             return None
         out = operator(*args, **(kwargs or {}))
@@ -70,8 +62,8 @@ class Watch(TorchDispatchMode):
     def _count(self, a, out):
         """A copy of more than a matrix: of another dtype, or in another layout, and where."""
         if a.dim() > 2:
-            ours = [f.name for f in traceback.extract_stack() if "/mpd_agl/" in f.filename.replace(os.sep, "/")]
-            self.copies["layout" if a.dtype == out.dtype else "dtype", ours[-1] if ours else "autograd"] += 1
+            inside = [f.name for f in traceback.extract_stack() if "/mpd_agl/" in f.filename.replace(os.sep, "/")]
+            self.copies["layout" if a.dtype == out.dtype else "dtype", inside[-1] if inside else "autograd"] += 1
 
 
 class Autocast(TorchFunctionMode):
@@ -107,7 +99,7 @@ def two_processes():
 
 
 def step(config, *, backend="triton", precision="float32", shared=False):
-    """Run a training step and count; {"layout": copies by place, "dtype": ..., "operators": ...}."""
+    """Run a training step and count its copies by place: {"layout": ..., "dtype": ...}."""
     config = resolve(merge(config, {"model": {"backend": backend}}))
     shape = random_set(config, "train", 1).x.shape[1:]
     height, width, channels = shape[-3:]
@@ -127,32 +119,4 @@ def step(config, *, backend="triton", precision="float32", shared=False):
         y = torch.empty(N, dtype=torch.long, device=META)
         with Watch() as seen:
             stepper.step(x, y)
-    kinds = {kind: {n: c for (k, n), c in seen.copies.items() if k == kind} for kind in ("layout", "dtype")}
-    return {**kinds, "operators": seen.operators}
-
-
-def table(presets, backends=BACKENDS, precisions=PRECISIONS):
-    """Every preset's network on every backend and precision, alone and with statistics that two processes share."""
-    rows = []
-    for preset in presets:
-        for backend in backends:
-            for precision in precisions:
-                for shared in (False, True) if precision == "float32" else (False,):
-                    found = step(read_preset(preset), backend=backend, precision=precision, shared=shared)
-                    rows.append(
-                        {"preset": preset, "backend": backend, "precision": precision, "shared": shared, **found}
-                    )
-    return rows
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="+", default=list(list_presets()))
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    a = parser.parse_args()
-    record = {"what": "tools/gpu_meta.py", "torch": torch.__version__, "steps": table(a.presets)}
-    a.out.write_text(json.dumps(record).replace('{"preset"', '\n{"preset"') + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {kind: {n: c for (k, n), c in seen.copies.items() if k == kind} for kind in ("layout", "dtype")}
