@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mpd_agl.data import archives, cifar, idx, images, recordings, store, tinyimagenet
-from mpd_agl.data.types import EventStream
+from mpd_agl.data.types import EventStream, LoadOptions
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import cifar_images, idx_bytes, jpeg_bytes, pin, planes, tree
 
@@ -201,12 +201,12 @@ ROW = bytes([3]) + planes(cifar_images(1)).tobytes()
 def test_cifar_binary(place, content):
     folder = place / "cifar"
     folder.mkdir(exist_ok=True)
-    names = [name for split in cifar.CIFAR10.binary.values() for name in split]
+    names = [f"{name}.bin" for split in cifar.LAYOUT10.files.values() for name in split]
     for name in names:
         if not (folder / name).exists():
             (folder / name).write_bytes(ROW)
     (folder / "data_batch_2.bin").write_bytes(content)
-    splits = or_none(cifar.read, "binary", folder, cifar.CIFAR10, tuple("abcdefghij"))
+    splits = or_none(lambda: cifar.CIFAR10.required_in(folder, LoadOptions()).read())
     good = len(content) > 0 and len(content) % len(ROW) == 0 and max(content[:: len(ROW)]) < 10
     assert (splits is not None) == good
     if splits is not None:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpd_agl.data.arrays import check_array_set
 from mpd_agl.data.augment import Augmentation, normalise
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.share import share
@@ -72,7 +71,6 @@ class Loader:
             raise InputError(
                 f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
             )
-        check_array_set(dataset)
         if dataset.sample_shape is not None and train and augment:
             raise InputError(
                 f"augmentation takes images or frames, got samples of shape {dataset.sample_shape} from "
@@ -125,7 +123,7 @@ class Loader:
         """Make the batch of the given samples: read, augment, normalise, and lay out as the model wants it."""
         mean, std = self.dataset.mean, self.dataset.std
         x = self.augmentation(self.dataset.x[index_N], seed=self.seed, epoch=epoch, index_N=index_N)
-        y = torch.from_numpy(self.dataset.y[index_N].astype(np.int64))
+        y = torch.from_numpy(self.dataset.y[index_N])
         if self.dataset.sample_shape is not None:
             return torch.from_numpy(x).permute(0, 3, 1, 2), y
         if x.ndim == 4:
