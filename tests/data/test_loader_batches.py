@@ -44,7 +44,7 @@ def frames(n: int = 23) -> ArraySet:
 
 
 def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "mpd-agl-loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mpd-agl-loader")]
 
 
 def everything(batches) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,12 +206,6 @@ def test_an_error_of_the_worker_arrives_where_its_batch_would():
     with pytest.raises(OSError, match="the disk went away"):
         next(batches)
     assert not workers()
-
-
-def test_a_worker_that_dies_silently_is_an_error_not_a_wait(monkeypatch):
-    monkeypatch.setattr("mpd_agl.data.loader._work", lambda *parts: None)
-    with pytest.raises(RuntimeError, match="worker ended before batch 0"):
-        next(Loader(images(), batch_size=10, seed=0, train=False).epoch(0))
 
 
 def test_a_memory_mapped_set_is_not_copied(tmp_path):

@@ -193,7 +193,6 @@ def test_generators_continue_from_json() -> None:
     import json
     import random
 
-
     def draw() -> list[float]:
         return [torch.rand(1).item(), random.gauss(0, 1), float(np.random.standard_normal())]  # noqa: NPY002
 
