@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from mpd_agl.data import imageops
-from mpd_agl.data.autoaugment import GEOMETRIC, POLICIES, SIGNED, apply, autoaugment, draw, value
+from mpd_agl.data.autoaugment import POLICIES, SIGNED, autoaugment, draw, value
+from mpd_agl.data.imageops import GEOMETRIC, OPERATIONS, apply
 from mpd_agl.errors import InputError
 
 ENHANCE = {
@@ -16,7 +17,6 @@ ENHANCE = {
     "brightness": ImageEnhance.Brightness,
     "sharpness": ImageEnhance.Sharpness,
 }
-OPERATIONS = sorted({*GEOMETRIC, *ENHANCE, "posterize", "solarize", "autocontrast", "equalize", "invert"})
 
 
 def pillow(image_HWC: np.ndarray, name: str, v: float) -> np.ndarray:
@@ -45,6 +45,14 @@ def pillow(image_HWC: np.ndarray, name: str, v: float) -> np.ndarray:
             image
         )
     return np.asarray(out).reshape(image_HWC.shape)
+
+
+def drawn(policy: str, **key) -> list[list[tuple[str, float]]]:
+    """What happens to each sample: (operation, parameter)."""
+    return [
+        [(OPERATIONS[number], v) for number, v in zip(*row, strict=True) if number >= 0]
+        for row in zip(*(found.tolist() for found in draw(policy, **key)), strict=True)
+    ]
 
 
 def parameter(name: str, magnitude: int, sign: int, H: int, W: int) -> float:
@@ -117,7 +125,7 @@ def test_policy_is_pillow_image_by_image(policy):
     images[::3] = images[::3] // 3 + 40
     index = np.arange(1000, 1400)
     got = autoaugment(images, policy, seed=5, epoch=2, index_N=index)
-    steps = draw(policy, seed=5, epoch=2, index_N=index, H=32, W=32)
+    steps = drawn(policy, seed=5, epoch=2, index_N=index, H=32, W=32)
     assert sum(map(len, steps)) > 300
     for image, todo, out in zip(images, steps, got, strict=True):
         for name, v in todo:
@@ -139,7 +147,7 @@ def test_policies_have_25_subpolicies_and_the_papers_magnitudes():
 
 
 def test_policy_draws_with_its_probabilities():
-    steps = draw("cifar", seed=0, epoch=0, index_N=np.arange(200_000), H=32, W=32)
+    steps = drawn("cifar", seed=0, epoch=0, index_N=np.arange(200_000), H=32, W=32)
     count: dict[str, int] = {}
     for todo in steps:
         for name, _ in todo:

@@ -87,14 +87,14 @@ class Loader:
         self.world_size = world_size
         self.parts = parts
         self.augmentation = Augmentation(augment if train else (), dataset.mean)
-        # Send one sample through the whole pipeline: a step that does not fit the data is then refused here and not
-        # in a worker.
-        self.make(np.arange(min(1, len(dataset))), 0)
         if len(self) == 0:
             raise InputError(
                 f"data set {dataset.name!r} has {len(dataset)} samples, fewer than a batch of {batch_size}; "
                 "use a smaller batch."
             )
+        # Send one sample through the whole pipeline: a step that does not fit the data is then refused here and not
+        # in a worker.
+        self.make(np.arange(1), 0)
 
     def __len__(self) -> int:
         """Count the batches of an epoch."""
