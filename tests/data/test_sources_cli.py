@@ -60,7 +60,7 @@ def test_verify_of_a_wrong_file_is_one_sentence(capsys, tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-1] + b"\x00" if path.read_bytes()[-1] else path.read_bytes()[:-1] + b"\x01")
     code, out, err = run(capsys, "verify", "cifar10", "--data-dir", tmp_path / "c", "--cache-dir", tmp_path / "cache")
     assert (code, out) == (2, "")
-    assert err.startswith(f"mpd-agl: {tmp_path / 'c'} is damaged or not the official one")
+    assert err.startswith(f"mpd-agl: {tmp_path / 'c'} is damaged or not the official CIFAR-10")
     assert err.count("\n") == 1
 
 

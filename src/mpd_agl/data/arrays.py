@@ -129,15 +129,7 @@ def as_array_set(
         x = x.reshape(len(x), 1, -1, 1)
     else:
         x = np.concatenate([as_bytes(block, what) for block in blocks(x)])
-        found = store.digest(
-            store.Pixels(
-                shape=x.shape,
-                y_N=y_N,
-                classes=names,
-                parts=lambda: ((name, b) for b in blocks(x)),
-                origin=f"data set {name!r}",
-            )
-        )
+        found = store.digest(store.in_memory(x, y_N, names, f"data set {name!r}"))
         mean, std = (like.mean, like.std) if like is not None else moments(found.mean, found.std, x.shape)
         facts |= {"sha256": found.sha256, "labels_sha256": found.labels_sha256}
     return ArraySet(name=name, split=split, x=x, y=y_N, classes=names, mean=mean, std=std, provenance=facts)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpd_agl.data.fileset import FileSet, Found, Mirror, RemoteFile, first_folder
 from mpd_agl.data.options import ImageOptions
-from mpd_agl.data.store import Pixels
+from mpd_agl.data.store import Pixels, in_memory
 from mpd_agl.data.types import LoadOptions
 from mpd_agl.errors import InputError
 
@@ -79,10 +79,7 @@ def _read(spec: FileSet, files: dict[str, Path]) -> dict[str, Pixels]:
                 f"{len(y_N):,} (the labels in {files[labels].name}) of {spec.shape[0]}x{spec.shape[1]}. Get the "
                 "official files; training and test files may be mixed."
             )
-        parts = [(str(path), x_NHW[..., None])]
-        splits[split] = Pixels(
-            shape=(*x_NHW.shape, 1), y_N=y_N, classes=spec.classes, parts=parts.copy, origin=str(path.parent)
-        )
+        splits[split] = in_memory(x_NHW[..., None], y_N, spec.classes, str(path))
     return splits
 
 

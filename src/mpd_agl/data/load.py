@@ -23,7 +23,7 @@ from mpd_agl.data.fileset import FileSet, Found, Recordings
 from mpd_agl.data.options import ImageOptions
 from mpd_agl.data.sources import Fetched
 from mpd_agl.data.splits import split_indices
-from mpd_agl.data.store import Digest, Pixels, Stored
+from mpd_agl.data.store import Digest, Pixels
 from mpd_agl.data.types import SPLITS, ArraySet, DataSet, FrameConfig, LoadOptions
 from mpd_agl.errors import InputError, unknown_name
 
@@ -105,16 +105,7 @@ def images_set(
     if isinstance(table, ImageOptions) and table.image_size not in (0, spec.shape[0]):
         x_NHWC = shrink(x_NHWC, table.image_size, spec.name)
         provenance = provenance | {"image_size": table.image_size}
-    return ArraySet(
-        name=spec.name,
-        split=split,
-        x=x_NHWC,
-        y=y_N,
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
-        provenance=provenance,
-    )
+    return spec.array_set(split, x_NHWC, y_N, provenance)
 
 
 def shrink(x_NHWC: NDArray[np.uint8], size: int, name: str) -> NDArray[np.uint8]:
@@ -155,16 +146,7 @@ def frames_set(
         "frames": asdict(options.frames),
         "frames_sha256": frames_sha256(x_NTHWC),
     }
-    return ArraySet(
-        name=spec.name,
-        split=split,
-        x=x_NTHWC,
-        y=recordings.y_N,
-        classes=recordings.classes,
-        mean=spec.mean,
-        std=spec.std,
-        provenance=provenance | facts,
-    )
+    return replace(spec, classes=recordings.classes).array_set(split, x_NTHWC, recordings.y_N, provenance | facts)
 
 
 def open_files(spec: FileSet, options: LoadOptions) -> Opened:
@@ -178,23 +160,17 @@ def open_files(spec: FileSet, options: LoadOptions) -> Opened:
         splits, key = found.read(), f"{spec.name}-{found.key}"
     labels = {split: item.y_N for split, item in splits.items()}
     counts = check_counts(spec, labels, str(place), allow_partial=options.allow_partial)
-    if spec.published:
-        for split in splits.keys() - counts.keys():
-            check_stored(spec, split, splits[split], place)
+    for split, item in splits.items():
+        if isinstance(item, Recordings):
+            check_hashes(spec, split, len(item), {"labels": store.labels_digest(item.y_N)}, str(place))
+        elif spec.published:
+            header = item.header
+            hashes = {"pixels": header["sha256"], "labels": header["labels_sha256"]}
+            check_hashes(spec, split, len(item.y_N), hashes, f"{place} (remove it to have it converted again)")
+            if item.x_NHWC.shape[1:] != spec.shape or len(header["classes"]) != spec.num_classes:
+                raise InputError(f"{place} was converted from other files than {spec.title}'s. Remove it.")
     provenance = {"source": source, "partial": bool(counts), **({"counts": counts} if counts else {})}
     return Opened(splits=splits, key=key, provenance=provenance)
-
-
-def check_stored(spec: FileSet, split: str, item: Stored | Recordings, place: Path) -> None:
-    """Refuse a complete split that is not the published one."""
-    if isinstance(item, Recordings):
-        _check_labels(spec, split, store.labels_digest(item.y_N), str(place))
-        return
-    other = item.header["sha256"] != spec.sha256.get(split, item.header["sha256"])
-    if other or item.x_NHWC.shape[1:] != spec.shape or len(item.header["classes"]) != spec.num_classes:
-        raise InputError(
-            f"{place} was converted from other files than {spec.title}'s. Remove {place} and it is converted again."
-        )
 
 
 def check_counts(
@@ -226,29 +202,23 @@ def check_counts(
 
 
 def check_content(spec: FileSet, split: str, pixels: Pixels, found: Digest) -> None:
-    """Compare the hashes of a complete split with the registry's."""
-    if found.count != spec.counts.get(split):
-        return  # a part of the set, which the user allowed; only whole splits have a known hash
-    expected = spec.sha256.get(split, found.sha256)
-    if found.sha256 != expected:
-        raise InputError(
-            f"{pixels.origin} is damaged or not the official one: the sha256 of its {split} pixels is "
-            f"{found.sha256[:16]}..., expected {expected[:16]}.... Get the official files again."
-        )
-    _check_labels(spec, split, found.labels_sha256, pixels.origin)
-    encoded = spec.encoded_sha256.get(split)
-    if encoded is not None and pixels.encoded_sha256 is not None and (got := pixels.encoded_sha256()) != encoded:
-        raise InputError(
-            f"the image files in {pixels.origin} are not the official ones (sha256 {got[:16]}...). Get the official "
-            "archive again."
-        )
+    """Compare the hashes of a split with the registry's."""
+    hashes = {"pixels": found.sha256, "labels": found.labels_sha256}
+    if split in spec.encoded_sha256 and pixels.encoded_sha256 is not None:
+        hashes["image files"] = pixels.encoded_sha256()
+    check_hashes(spec, split, found.count, hashes, pixels.origin)
 
 
-def _check_labels(spec: FileSet, split: str, got: str, origin: str) -> None:
-    if got != spec.labels_sha256.get(split, got):
-        raise InputError(
-            f"{origin} holds other labels than {spec.title}'s {split} split. Get the official files again."
-        )
+def check_hashes(spec: FileSet, split: str, count: int, hashes: dict[str, str], origin: str) -> None:
+    """Refuse a complete split with other hashes than the registry's; of a part of a set no hash is known."""
+    known = {"pixels": spec.sha256, "labels": spec.labels_sha256, "image files": spec.encoded_sha256}
+    for what, got in hashes.items():
+        expected = known[what].get(split, got)
+        if got != expected and count == spec.counts.get(split):
+            raise InputError(
+                f"{origin} is damaged or not the official {spec.title}: the sha256 of its {split} {what} is "
+                f"{got[:16]}..., expected {expected[:16]}.... Get the official files again."
+            )
 
 
 def _prepared(spec: FileSet, options: LoadOptions) -> tuple[Path, str]:

@@ -177,16 +177,15 @@ def open_split(root: Path, split: str) -> Stored:
     return Stored(folder=folder, x_NHWC=x_NHWC, y_N=y_N, header=header)
 
 
+def in_memory(x: NDArray[Any], y: Any, classes: tuple[str, ...], origin: str) -> Pixels:
+    """Images that are there already, to be read through in parts."""
+    parts = [(origin, block) for block in blocks(x)]
+    return Pixels(shape=x.shape, y_N=y, classes=classes, parts=parts.copy, origin=origin)
+
+
 def as_pixels(stored: Stored) -> Pixels:
-    """The stored images in parts, to be read through once more."""
-    path = str(stored.folder / "pixels.u8")
-    return Pixels(
-        shape=stored.x_NHWC.shape,
-        y_N=stored.y_N,
-        classes=tuple(stored.header["classes"]),
-        parts=lambda: ((path, np.asarray(block)) for block in blocks(stored.x_NHWC)),
-        origin=str(stored.folder),
-    )
+    """The stored images, to be read through once more."""
+    return in_memory(stored.x_NHWC, stored.y_N, tuple(stored.header["classes"]), str(stored.folder))
 
 
 def verify(stored: Stored) -> Digest:

@@ -209,6 +209,19 @@ class DataSet:
         places = {k: None if v is None else Path(v).expanduser() for k, v in common.items() if k.endswith("_dir")}
         return LoadOptions(frames=frames, table=table, **{**common, **places})
 
+    def array_set(self, split: str, x: NDArray[Any], y: Any, provenance: dict[str, Any]) -> ArraySet:
+        """A split with the set's classes, mean and std."""
+        return ArraySet(
+            name=self.name,
+            split=split,
+            x=x,
+            y=y,
+            classes=self.classes,
+            mean=self.mean,
+            std=self.std,
+            provenance=provenance,
+        )
+
     def load(self, split: str, options: LoadOptions) -> ArraySet:
         """Read a split."""
         if self.read is None:

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 from mpd_agl.data import load, registry, store
 from mpd_agl.data.fileset import FileSet, Recordings
 from mpd_agl.data.mnist5k import MNIST5K, MNIST5K_DVS
-from mpd_agl.data.store import Pixels, blocks
+from mpd_agl.data.store import Pixels
 from mpd_agl.data.types import SPLITS, DataSet, LoadOptions
-from mpd_agl.errors import InputError
 from mpd_agl.records.progress import progress
 
 NOT_COMPARED = "not compared: no official value is known here"
@@ -87,22 +85,9 @@ def _loaded(spec: DataSet, options: LoadOptions) -> Report:
     for split in SPLITS:
         data = read_as.load(split, options)
         source = str(data.provenance.get("source", "read by its own function"))
-        pixels = Pixels(
-            shape=data.x.shape,
-            y_N=data.y,
-            classes=data.classes,
-            parts=partial(_parts, spec.name, data.x),
-            origin=spec.name,
-        )
+        pixels = store.in_memory(data.x, data.y, data.classes, spec.name)
         reports[split] = _images(read_as, split, pixels, store.digest(pixels))
-        known = data.provenance.get("sha256", reports[split].sha256)
-        if data.sample_shape is None and known != reports[split].sha256:
-            raise InputError(f"data set {spec.name!r} has another sha256 than its provenance says. Read it again.")
     return Report(name=spec.name, source=source, splits=reports)
-
-
-def _parts(name: str, x: Any) -> Any:
-    return ((name, block) for block in blocks(x))
 
 
 def _images(spec: DataSet, split: str, pixels: Pixels, digest: store.Digest) -> SplitReport:
