@@ -104,16 +104,6 @@ def test_recordings_are_whole_and_repeatable():
     assert events.p_E.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_bigger_sensor_shows_the_same_in_the_middle():
-    small = simulate(blob(), seed=0, index=0, sensor=QUIET)
-    large = simulate(blob(), seed=0, index=0, width=64, height=48, sensor=QUIET)
-    check_events(large)
-    assert (large.width, large.height) == (64, 48)
-    assert len(large) == pytest.approx(len(small), rel=0.03)
-    assert large.x_E.mean() - small.x_E.mean() == pytest.approx(15, abs=0.3)
-    assert large.y_E.mean() - small.y_E.mean() == pytest.approx(7, abs=0.3)
-
-
 def test_noise_has_its_rate():
     events = simulate(np.zeros((28, 28), np.uint8), seed=0, index=0, sensor=Sensor(noise_hz=5.0))
     assert len(events) == pytest.approx(5.0 * 0.308 * 34 * 34, abs=1)

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,40 +130,15 @@ def test_any_stop_continues(batch_size, stop, num_workers, drop_last):
     assert [y.tolist() for _, y in rest] == whole[stop:]
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("train", [True, False])
-def test_ranks_share_the_batches_of_one_process(world, train):
-    data = images()
-    alone = Loader(data, batch_size=20, seed=0, train=train, augment="cifar")
-    ranks = [
-        Loader(data, batch_size=20, seed=0, train=train, augment="cifar", rank=r, world_size=world)
-        for r in range(world)
-    ]
-    for (x, y), *parts in zip(alone.epoch(2), *(loader.epoch(2) for loader in ranks), strict=True):
-        assert torch.equal(torch.cat([part[0] for part in parts]), x)
-        assert torch.equal(torch.cat([part[1] for part in parts]), y)
-
-
-@pytest.mark.parametrize("num_workers", range(5))
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_order_and_augmentation_do_not_know_ranks_or_workers(world, num_workers):
+def test_order_and_augmentation_do_not_know_ranks_or_workers(world, num_workers, train):
     """103 samples in batches of 20: the last has 3, and of 4 ranks one gets none. Ranks join in mid-epoch."""
     data, parts = images(), 2
-    alone = Loader(data, batch_size=20, seed=5, train=True, augment="cifar", num_workers=0, parts=parts)
-    ranks = [
-        Loader(
-            data,
-            batch_size=20,
-            seed=5,
-            train=True,
-            augment="cifar",
-            num_workers=num_workers,
-            rank=rank,
-            world_size=world,
-            parts=parts,
-        ).epoch(3, start_step=2)
-        for rank in range(world)
-    ]
+    alone = Loader(data, batch_size=20, seed=5, train=train, augment="cifar", num_workers=0, parts=parts)
+    how = {"batch_size": 20, "seed": 5, "train": train, "augment": "cifar", "parts": parts, "world_size": world}
+    ranks = [Loader(data, num_workers=num_workers, rank=rank, **how).epoch(3, start_step=2) for rank in range(world)]
     for (x, y), *shares in zip(alone.epoch(3, start_step=2), *ranks, strict=True):
         sizes = [part_sizes(len(y), parts, rank, world) for rank in range(world)]
         pieces = [
@@ -212,9 +188,7 @@ def test_a_memory_mapped_set_is_not_copied(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, images(2000).x)
     mapped = np.load(path, mmap_mode="r")
-    data = images(2000)
-    data = ArraySet(**{**data.__dict__, "x": mapped})
-    loader = Loader(data, batch_size=50, seed=0, train=True, augment="cifar")
+    loader = Loader(replace(images(2000), x=mapped), batch_size=50, seed=0, train=True, augment="cifar")
     assert loader.dataset.x is mapped
     before = set(threading.enumerate())
     with loader.epoch(0) as batches:
@@ -240,17 +214,10 @@ def test_bad_arguments_are_refused(change, message):
         Loader(images(), **{"batch_size": 20, "seed": 0, "train": True, **change})
 
 
-def test_bad_sets_and_steps_are_refused():
+def test_sets_and_steps_that_do_not_fit_are_refused():
     data = images()
-    for change, message in (
-        ({"x": data.x.astype(np.float32)}, "needs uint8"),
-        ({"y": data.y[:5]}, r"103 in all, got int64 of shape \(5,\)"),
-        ({"x": data.x[:0], "y": data.y[:0]}, "0 samples, fewer than a batch of 5"),
-        ({"mean": (0.5,)}, "one of each per channel"),
-        ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            Loader(ArraySet(**{**data.__dict__, **change}), batch_size=5, seed=0, train=True)
+    with pytest.raises(InputError, match="0 samples, fewer than a batch of 5"):
+        Loader(replace(data, x=data.x[:0], y=data.y[:0]), batch_size=5, seed=0, train=True)
     with pytest.raises(InputError, match="leave it out for event frames"):
         Loader(frames(), batch_size=5, seed=0, train=True, augment="cifar")
     with pytest.raises(InputError, match="start_step must be from 0 to 21, got 22"):

@@ -42,6 +42,7 @@ class Pairs(torch.utils.data.Dataset):
         return self.items[i]
 
 
+WRONG_LABELS = ([0.0, 0.7], [0, 2], [-1, 1], [0], [[0], [1]], ["0", "1"], [True, False])
 CHW = torch.from_numpy(X).permute(0, 3, 1, 2)
 
 
@@ -151,8 +152,19 @@ def test_given_classes_must_hold_every_label():
         convert(X, classes=["a", "b"])
 
 
-@pytest.mark.parametrize("labels", [[0.0, 0.7], [0, 2], [-1, 1], [0], [[0], [1]], ["0", "1"], [True, False]])
-def test_no_set_holds_labels_that_are_no_class_numbers(labels):
-    x = np.zeros((2, 28, 28, 1), np.uint8)
-    with pytest.raises(InputError, match=r"'mine' (must be one integer per sample|holds the label)"):
-        ArraySet(name="mine", split="train", x=x, y=np.array(labels), classes=("a", "b"), mean=(0.0,), std=(1.0,))
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        *(({"y": np.array(y)}, "'mine' (must be one integer per sample|holds the label)") for y in WRONG_LABELS),
+        ({"x": np.zeros((2, 8, 8, 1), np.float32)}, r"needs uint8 .*, got float32 \(2, 8, 8, 1\)"),
+        ({"x": np.zeros((2, 8, 8), np.uint8)}, r"needs uint8 .*, got uint8 \(2, 8, 8\)"),
+        ({"mean": (0.0, 0.0)}, r"has 1 channels, got mean \(0\.0, 0\.0\)"),
+        ({"std": (0.0,)}, r"std \(0\.0,\); .* above 0"),
+        ({"provenance": {"sample_shape": [64]}}, r"needs float32 rows of \(64,\), got uint8"),
+    ],
+)
+def test_no_set_is_made_that_the_loader_could_not_use(changes, reason):
+    right = {"x": np.zeros((2, 8, 8, 1), np.uint8), "y": np.array([0, 1]), "mean": (0.0,), "std": (1.0,)}
+    assert ArraySet(name="mine", split="train", classes=("a", "b"), **right).y.dtype == np.int64
+    with pytest.raises(InputError, match=reason):
+        ArraySet(name="mine", split="train", classes=("a", "b"), **(right | changes))

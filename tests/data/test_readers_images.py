@@ -44,33 +44,6 @@ def pixels(split: store.Pixels) -> np.ndarray:
     return np.concatenate([x for _, x in split.parts()])
 
 
-@pytest.mark.parametrize(
-    ("form", "write"),
-    [("python", write_cifar10_python), ("binary", write_cifar10_binary), ("sheets", write_cifar10_sheets)],
-)
-def test_each_form_of_cifar10_gives_the_same_images(tmp_path, form, write):
-    x, y = write(tmp_path / "files")
-    splits = read_cifar10(tmp_path / "files")
-    np.testing.assert_array_equal(pixels(splits["train"]), x[:50])
-    np.testing.assert_array_equal(pixels(splits["test"]), x[50:])
-    np.testing.assert_array_equal(splits["train"].y_N, y[:50])
-    np.testing.assert_array_equal(splits["test"].y_N, y[50:])
-    assert [name.rsplit("/", 1)[1].split(".")[0] for name, _ in splits["train"].parts()] == [
-        f"data_batch_{i}" for i in range(1, 6)
-    ]
-
-
-def test_the_official_subfolder_is_found(tmp_path):
-    for name, write in (
-        ("cifar-10-batches-py", write_cifar10_python),
-        ("cifar-10-batches-bin", write_cifar10_binary),
-        ("package", write_cifar10_sheets),
-    ):
-        write(tmp_path / name / name)
-        assert registry.get("cifar10").found_in(tmp_path / name, LoadOptions()).place == tmp_path / name / name
-    assert registry.get("cifar10").found_in(tmp_path, LoadOptions()) is None
-
-
 def write_cifar100(folder, form):
     x = cifar_images(30)
     fine, coarse = np.arange(30) * 3, np.arange(30) % 20

@@ -239,14 +239,6 @@ def test_a_full_disk_during_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert len(load_dataset("cifar10", "train", data_dir=tmp_path / "c", cache_dir=tmp_path / "cache")) == 50
 
 
-def test_idx_sets_load(tmp_path, monkeypatch):
-    wrote = write_mnist(tmp_path / "m")
-    spec = replace(registry.get("mnist"), counts={"train": 30, "test": 20}, sha256={}, labels_sha256={})
-    monkeypatch.setitem(registry.DATASETS, "mnist", spec)
-    got = load_dataset("mnist", "train", data_dir=tmp_path / "m", cache_dir=tmp_path / "cache")
-    np.testing.assert_array_equal(got.x[..., 0], wrote["train"][0])
-
-
 def test_mnist5k_needs_no_files(tmp_path):
     got = load_dataset("mnist5k", "test", cache_dir=tmp_path / "cache")
     assert got.x.shape == (1000, 28, 28, 1)

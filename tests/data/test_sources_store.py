@@ -104,26 +104,6 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, data, monkeypatch, fai
     assert tree(tmp_path) == set()
 
 
-def test_a_disk_that_fills_in_the_middle_of_the_pixels(tmp_path, data):
-    """/dev/full accepts an open and refuses every write, as a full disk does."""
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full here")
-    x, y = data
-
-    def parts():
-        yield "file_0", x[:6]
-        scratch = next(tmp_path.glob(".toy.*.part"))
-        (scratch / "train" / "more").symlink_to("/dev/full")
-        with open(scratch / "train" / "more", "wb", buffering=0) as full:
-            full.write(b"x")
-        yield "file_1", x[6:]
-
-    pixels = store.Pixels(shape=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
-    with pytest.raises(InputError, match="No space left on device"):
-        store.write(tmp_path / "toy", {"train": pixels}, lambda *_: None, {})
-    assert tree(tmp_path) == set()
-
-
 def test_a_folder_that_cannot_be_made(tmp_path, data):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*file.*toy: Not a directory|cannot write .*toy: File exists"):
