@@ -1,7 +1,7 @@
 """The frame cache: the same frames however it was made, continued after a kill, and never half of it."""
 
 import errno
-import json
+import hashlib
 import os
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_frames_are_made_once_and_mapped(tmp_path):
     assert isinstance(frames, np.memmap)
     np.testing.assert_array_equal(frames, want())
     assert names(tmp_path) == ["json", "npy"]
-    assert frames_sha256(frames, verify=True) == json.loads(next(tmp_path.glob("*.json")).read_text())["sha256"]
+    assert frames_sha256(frames) == hashlib.sha256(want().tobytes()).hexdigest()
 
     def never(i: int) -> EventStream:
         raise AssertionError("the cache was not used")
@@ -129,19 +129,10 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tmp_path, m
     np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
 
 
-def test_a_cut_array_is_made_again_and_a_flipped_bit_is_found(tmp_path):
-    frames = build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False)
-    path = Path(frames.filename)
-    del frames
-    data = path.read_bytes()
-    path.write_bytes(data[:-7])
-    frames = build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False)
-    np.testing.assert_array_equal(frames, want())
-    del frames
-    path.write_bytes(data[:-7] + bytes([data[-7] ^ 1]) + data[-6:])
-    frames = build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False)
-    with pytest.raises(InputError, match="does not match the sha256"):
-        frames_sha256(frames, verify=True)
+def test_a_cut_array_is_made_again(tmp_path):
+    path = Path(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False).filename)
+    path.write_bytes(path.read_bytes()[:-7])
+    np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
 
 
 def test_no_recordings_are_refused(tmp_path):

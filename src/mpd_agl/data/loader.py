@@ -10,6 +10,7 @@ Shapes: N batch, T frames, C channels, H height, W width.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -32,6 +33,7 @@ _AHEAD = 2
 MOST_WORKERS = 16
 
 
+@dataclass(eq=False)
 class Loader:
     """Yields `(x, y)`: x is float32 (N, C, H, W), or (T, N, C, H, W) for frames, in channels-last memory; y is int64.
 
@@ -45,48 +47,37 @@ class Loader:
             ...
     """
 
-    def __init__(
-        self,
-        dataset: ArraySet,
-        *,
-        batch_size: int,
-        seed: int,
-        train: bool,
-        augment: Sequence[str] | str = (),
-        num_workers: int = 1,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        parts: int = 1,
-    ) -> None:
+    dataset: ArraySet
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    train: bool
+    augment: Sequence[str] | str = ()
+    num_workers: int = 1
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        dataset, batch_size = self.dataset, self.batch_size
         if batch_size < 1:
             raise InputError(f"the batch size must be at least 1, got {batch_size}; use 100, as the paper does.")
-        if not 0 <= num_workers <= MOST_WORKERS:
+        if not 0 <= self.num_workers <= MOST_WORKERS:
             raise InputError(
-                f"the loader has 0 to {MOST_WORKERS} workers, got {num_workers}; use 1, which usually keeps up with "
-                "training."
+                f"the loader has 0 to {MOST_WORKERS} workers, got {self.num_workers}; use 1, which usually keeps up "
+                "with training."
             )
-        if not 0 <= rank < world_size:
-            raise InputError(f"rank must be from 0 to {world_size - 1}, got {rank}; set it by the launcher.")
-        if batch_size < world_size:
+        if batch_size < self.world_size:
             raise InputError(
-                f"a batch of {batch_size} cannot be shared by {world_size} processes; use at most {batch_size}."
+                f"a batch of {batch_size} cannot be shared by {self.world_size} processes; use at most {batch_size}."
             )
-        if dataset.sample_shape is not None and train and augment:
+        if dataset.sample_shape is not None and self.train and self.augment:
             raise InputError(
                 f"augmentation takes images or frames, got samples of shape {dataset.sample_shape} from "
                 f"{dataset.name!r}. Leave it out."
             )
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.seed = seed
-        self.train = train
-        self.num_workers = num_workers
-        self.drop_last = drop_last
-        self.rank = rank
-        self.world_size = world_size
-        self.parts = parts
-        self.augmentation = Augmentation(augment if train else (), dataset.mean)
+        self._augmentation = Augmentation(self.augment if self.train else (), dataset.mean)
         if len(self) == 0:
             raise InputError(
                 f"data set {dataset.name!r} has {len(dataset)} samples, fewer than a batch of {batch_size}; "
@@ -123,7 +114,7 @@ class Loader:
     def make(self, index_N: NDArray[np.int64], epoch: int) -> Batch:
         """Make the batch of the given samples: read, augment, normalise, and lay out as the model wants it."""
         mean, std = self.dataset.mean, self.dataset.std
-        x = self.augmentation(self.dataset.x[index_N], seed=self.seed, epoch=epoch, index_N=index_N)
+        x = self._augmentation(self.dataset.x[index_N], seed=self.seed, epoch=epoch, index_N=index_N)
         y = torch.from_numpy(self.dataset.y[index_N])
         if self.dataset.sample_shape is not None:
             return torch.from_numpy(x).permute(0, 3, 1, 2), y
