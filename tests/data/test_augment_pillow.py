@@ -84,14 +84,6 @@ def test_operation_is_pillows(name, H, W, C):
             np.testing.assert_array_equal(apply(images, name, np.full(len(images), v)), want, err_msg=f"{name} {v}")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_images_of_a_batch_do_not_touch_each_other(name):
-    images = pictures(32, 32, 3)
-    values = np.array([parameter(name, i % 10, 1 - 2 * (i % 2), 32, 32) for i in range(len(images))])
-    want = np.stack([pillow(image, name, v) for image, v in zip(images, values, strict=True)])
-    np.testing.assert_array_equal(apply(images, name, values), want)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-40, 40), st.floats(-0.9, 0.9), st.integers(4, 40), st.integers(4, 40), st.integers(0, 2**31))
 def test_any_matrix_takes_pillows_pixels(degrees, shear, H, W, seed):

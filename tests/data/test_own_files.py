@@ -1,6 +1,5 @@
 """A user's own files: images in class folders, arrays in an .npz file, event recordings in class folders."""
 
-import io
 import json
 import os
 import pickle
@@ -265,10 +264,7 @@ X9 = np.zeros((9, 8, 8, 3), np.float32)
     [
         ({"y_test": None}, r"has no array 'y_test' but x_test, x_train, y_train\. Save x_train, y_train"),
         ({"x_train": np.zeros((9, 8, 8, 5), np.uint8)}, r"x_train in .*a\.npz has the shape \(9, 8, 8, 5\)"),
-        (
-            {"x_train": np.zeros((9, 8, 9, 3), np.uint8)},
-            r"x_train of shape \(9, 8, 9, 3\) and x_test",
-        ),
+        ({"x_train": np.zeros((9, 8, 9, 3), np.uint8)}, r"x_train of shape \(9, 8, 9, 3\) and x_test"),
         ({"x_train": X9 - 1}, r"x_train in .* holds float32 values from -1 to -1"),
         ({"x_train": X9 + 2}, "float32 values from 2 to 2, and they must lie from 0 to 1"),
         ({"x_train": X9 * np.nan}, "x_train in .* holds NaN"),
@@ -411,9 +407,7 @@ def test_mixed_and_unreadable_recordings_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"wave.1\.bin is cut short"):
         load(tmp_path / "d", name="event-folder")
     write_event_folder(tmp_path / "e", "npy")
-    out = io.BytesIO()
-    np.save(out, np.zeros(3))
-    (tmp_path / "e" / "test" / "wave" / "0.npy").write_bytes(out.getvalue())
+    np.save(tmp_path / "e" / "test" / "wave" / "0.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"0\.npy holds one array without fields"):
         load(tmp_path / "e", name="event-folder")
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -44,16 +43,6 @@ def test_cifar(name, folder, per_class, means, tmp_path):
     assert tuple(round(m, 4) for m in train.means["mean"]) == means
     assert train.sha256 == registry.get(name).sha256["train"]
     assert train.checked == test.checked == "the official pixels"
-
-
-def test_a_run_on_converted_cifar10_starts_in_a_moment(tmp_path):
-    folder = need("cifar-10-batches-py")
-    load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
-    start = time.perf_counter()
-    data = load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
-    batch = np.asarray(data.x[np.arange(0, 50_000, 500)])
-    assert time.perf_counter() - start < 0.5
-    assert batch.shape == (100, 32, 32, 3)
 
 
 def test_cifar10_written_as_binary_has_the_same_hash(tmp_path):

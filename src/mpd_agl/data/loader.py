@@ -33,7 +33,7 @@ _AHEAD = 2
 MOST_WORKERS = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Loader:
     """Yields `(x, y)`: x is float32 (N, C, H, W), or (T, N, C, H, W) for frames, in channels-last memory; y is int64.
 

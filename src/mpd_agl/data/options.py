@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mpd_agl.data.splits import DEFAULT_RULE
-from mpd_agl.data.types import FrameConfig
+from mpd_agl.data.types import LARGEST_FRAME, FrameConfig, Mode, Slicing
 
 
 class ConfigTable(BaseModel):
@@ -27,11 +27,11 @@ class ImageOptions(ConfigTable):
 class FrameOptions(ConfigTable):
     """Recordings of an event camera, which become frames."""
 
-    frame_size: int = Field(default=48, ge=1, le=4096)
+    frame_size: int = Field(default=48, ge=1, le=LARGEST_FRAME)
     """Height and width of the frames."""
-    frame_slicing: Literal["count", "time"] = "count"
+    frame_slicing: Slicing = "count"
     """Slices of equally many events, or of equal duration."""
-    frame_mode: Literal["count", "binary"] = "count"
+    frame_mode: Mode = "count"
     """Number of events per pixel, or whether there was any."""
 
     def frames(self, num_steps: int) -> FrameConfig:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 SPLITS = ("train", "test")
-SLICINGS, MODES = ("count", "time"), ("count", "binary")
+Slicing = Literal["count", "time"]
+Mode = Literal["count", "binary"]
+LARGEST_FRAME = 4096
 
 
 def check_labels(y: Any, count: int, name: str, num_classes: int | None = None) -> NDArray[np.int64]:
@@ -105,9 +107,9 @@ class FrameConfig:
 
     num_steps: int = 10
     """T: number of frames."""
-    slicing: str = "count"
+    slicing: Slicing = "count"
     """`count`: slices of equally many events; `time`: slices of equal duration."""
-    mode: str = "count"
+    mode: Mode = "count"
     """`count`: events per pixel (saturating at 255); `binary`: 1 where there was any."""
     size: int = 48
     """Height and width of the frames after resizing."""
@@ -115,12 +117,13 @@ class FrameConfig:
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise InputError(f"num_steps must be at least 1, got {self.num_steps}; use 10, as the paper does.")
-        if not 1 <= self.size <= 4096:
-            raise InputError(f"the frame size must be from 1 to 4096, got {self.size}; use 48, as the paper does.")
-        if self.slicing not in SLICINGS:
-            raise unknown_name("slicing", self.slicing, SLICINGS)
-        if self.mode not in MODES:
-            raise unknown_name("frame mode", self.mode, MODES)
+        if not 1 <= self.size <= LARGEST_FRAME:
+            raise InputError(
+                f"the frame size must be from 1 to {LARGEST_FRAME}, got {self.size}; use 48, as in the paper."
+            )
+        for what, value, known in (("slicing", self.slicing, Slicing), ("frame mode", self.mode, Mode)):
+            if value not in get_args(known):
+                raise unknown_name(what, value, get_args(known))
 
 
 @dataclass(frozen=True, kw_only=True)

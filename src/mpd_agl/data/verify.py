@@ -69,12 +69,13 @@ def verify(
             reports = {split: _images(spec, split, pixels, store.digest(pixels)) for split, pixels in splits.items()}
         return Report(name=name, source=f"data-dir {data_dir}", splits=reports)
     opened = load.open_files(spec, asked)
-    for split, item in opened.splits.items():
-        if isinstance(item, Recordings):
-            opened.splits[split] = _recordings(spec, split, item)
-        else:
-            opened.splits[split] = _images(spec, split, store.as_pixels(item), store.verify(item))
-    return Report(name=name, source=opened.provenance["source"], splits=opened.splits)
+    reports = {
+        split: _recordings(spec, split, item)
+        if isinstance(item, Recordings)
+        else _images(spec, split, store.as_pixels(item), store.verify(item))
+        for split, item in opened.splits.items()
+    }
+    return Report(name=name, source=opened.provenance["source"], splits=reports)
 
 
 def _loaded(spec: DataSet, options: LoadOptions) -> Report:
