@@ -239,6 +239,8 @@ def test_mnist5k_needs_no_files(tmp_path):
     assert got.provenance["source"] == "embedded"
     assert got.provenance["sha256"] == hashlib.sha256(np.ascontiguousarray(got.x).tobytes()).hexdigest()
     assert not (tmp_path / "cache").exists()
+    with pytest.raises(InputError, match="unknown split 'val'"):
+        load_dataset("mnist5k", "val")
 
 
 def test_only_official_addresses_are_named_and_no_foreign_pickle_is_loaded():

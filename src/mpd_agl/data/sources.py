@@ -176,7 +176,7 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
         except http.client.HTTPException:  # the connection ended early; keep what came
             pass
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # nothing left to send; the hash will tell whether the file is right
+            if error.code == 416:  # nothing left to send; the hash decides whether the file is right
                 return
             raise
         except (TimeoutError, ConnectionError):

@@ -166,13 +166,13 @@ class DataSet:
     kind: str = "images"
     """`images`, or `events` for recordings that become frames."""
     shape: tuple[int, int, int] = (0, 0, 0)
-    """Height, width, channels of an image, or of the sensor with two polarities; zeros where only the files tell."""
+    """Height, width, channels of an image, or of the sensor with two polarities; zeros where only the files say."""
     classes: tuple[str, ...] = ()
     """Empty where the names are read from the files."""
     num_classes: int = 0
     """0: as many as `classes`."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Samples per split; `all` where there is no official split; empty where only the files tell."""
+    """Samples per split; `all` where there is no official split; empty where only the files say."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """Per channel, of x/255; empty where they are measured on the training split."""
