@@ -129,6 +129,17 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tmp_path, m
     np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
 
 
+def test_a_large_temporary_file_is_in_the_folder_that_is_removed(tmp_path, monkeypatch):
+    seen = []
+    write = np.lib.format.write_array_header_1_0
+    monkeypatch.setattr(
+        np.lib.format, "write_array_header_1_0", lambda file, d: seen.append(Path(file.name)) or write(file, d)
+    )
+    build_frames(read, 3, CONFIG, tmp_path, key="k", progress=False)
+    assert [path.parent.suffix for path in seen] == [".parts"]
+    assert names(tmp_path) == ["json", "npy"]
+
+
 def test_a_cut_array_is_made_again(tmp_path):
     path = Path(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False).filename)
     path.write_bytes(path.read_bytes()[:-7])

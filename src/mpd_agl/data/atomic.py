@@ -30,10 +30,11 @@ def disk_errors(target: Path, kept: str = "Nothing was kept") -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block ends well, and is removed if not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def whole_file(path: Path, folder: Path | None = None) -> Iterator[IO[bytes]]:
+    """A file that takes its name when the block ends well, and is removed if not; it is written in `folder`."""
+    folder = folder or path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
             yield file

@@ -110,7 +110,7 @@ def _make(
                     file.write(np.stack(frames).tobytes())
             report(done, len(parts))
     sha256, size = hashlib.sha256(), 0
-    with whole_file(array_path) as file:
+    with whole_file(array_path, parts_dir) as file:  # a killed process leaves nothing but that folder
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         for path in parts.values():
             part = path.read_bytes()
