@@ -251,7 +251,7 @@ NAN[3, 0, 2, 2] = np.nan
         ({"train": (X - 0.5, Y)}, "must lie from 0 to 1"),
         ({"train": (X, Y.astype(np.float32))}, "must be one integer per sample"),
         ({"train": (X, np.eye(3)[Y])}, "must be one integer per sample"),
-        ({"test": (X[:12], Y[:12] + 1)}, "3 classes and holds the label 3"),
+        ({"test": (X[:12], Y[:12] + 1)}, "holds the label 3, outside 0..2"),
         ({"test": (X[:12, :, :4, :4], Y[:12])}, "Give both the same"),
         ({"test": None}, "scored on test data or on held-out training samples, got none"),
         ({"holdout": 4}, "got both"),

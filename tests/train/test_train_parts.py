@@ -193,8 +193,6 @@ def test_generators_continue_from_json() -> None:
     import json
     import random
 
-    import numpy as np
-
     def draw() -> list[float]:
         return [torch.rand(1).item(), random.gauss(0, 1), float(np.random.standard_normal())]  # noqa: NPY002
 
@@ -361,18 +359,6 @@ def test_labels_that_are_no_class_numbers_are_refused(labels: list[float], words
     for loss in (cross_entropy, tet):
         with pytest.raises(InputError, match=words):
             loss(torch.randn(2, 4, 4), torch.tensor(labels))
-
-
-@pytest.mark.parametrize("labels", [[0.0, 0.7], [0, 2], [-1, 1]])
-def test_a_data_set_with_labels_that_are_no_class_numbers_is_refused(labels: list[float]) -> None:
-    from mpd_agl.data.types import ArraySet
-    from mpd_agl.train.build import chosen
-    from tests.train.tiny import tiny
-
-    x, y = np.zeros((2, 28, 28, 1), np.uint8), np.array(labels)
-    data = ArraySet(name="mine", split="train", x=x, y=y, classes=("a", "b"), mean=(0.0,), std=(1.0,))
-    with pytest.raises(InputError, match="the labels of mine must be whole numbers from 0 to 1, got"):
-        chosen(tiny(), data, "train")
 
 
 def test_float16_needs_a_gpu_and_bfloat16_does_not() -> None:

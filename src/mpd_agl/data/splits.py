@@ -7,7 +7,7 @@ agree.
     per-class-90-10             90 % of each class, drawn by `seed`; SpikingJelly's `split_to_train_test_set` with
                                 random_split=True is of this kind
     first-90-per-class          the first 90 % of each class by file number: the 9:1 data that TET's users share
-    first-90-per-class-by-name  the first 90 % by file NAME, where 10 stands before 2: SpikingJelly's default, as its
+    first-90-per-class-by-name  the first 90 % by file NAME, where 10 comes before 2: SpikingJelly's default, as its
                                 folders are listed sorted by name
     first-70-per-class          the first 70 % by file number: the preparation script of Samadzadeh et al. 2020,
                                 which TET took over

@@ -15,7 +15,7 @@ from mpd_agl.data.counter import permutation
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
 from mpd_agl.data.splits import split_hash, split_indices
-from mpd_agl.data.types import ArraySet, FrameConfig
+from mpd_agl.data.types import ArraySet
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
@@ -163,44 +163,24 @@ def build_data(
 
 def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None) -> ArraySet:
     """The whole official split that a split is chosen from."""
-    d = config.data
-    frames = None
-    if data_set(config).kind == "events":
-        frames = FrameConfig(
-            num_steps=num_steps or config.model.num_steps, slicing=d.frame_slicing, mode=d.frame_mode, size=d.frame_size
-        )
+    d, spec = config.data, data_set(config)
     return load_dataset(
-        data_set(config),
+        spec,
         "test" if split == "test" else "train",
         data_dir=d.data_dir or None,
         allow_partial=d.allow_partial,
-        frames=frames,
-        split_rule=d.split_rule,
-        seed=d.split_seed,
         download=d.download if download is None else download,
-        image_size=d.image_size,
-        colour=d.colour,
+        num_steps=num_steps or config.model.num_steps,
+        **d.model_dump(include=spec.option_names),
     )
 
 
 def chosen(config: RunConfig, found: ArraySet, split: str) -> ArraySet:
     """The samples of a whole split that the configuration asks for."""
     d = config.data
-    check_class_numbers(found)
     if split == "validation" or (split == "train" and d.holdout):
         found = hold_out(found, d.holdout, split)
     return subset(found, {"train": d.train_samples, "test": d.test_samples}.get(split, 0))
-
-
-def check_class_numbers(found: ArraySet) -> None:
-    """Refuse labels that are no class numbers: as whole numbers they would be other classes."""
-    if len(found.y) and (
-        found.y.dtype.kind not in "iu" or not 0 <= found.y.min() <= found.y.max() < len(found.classes)
-    ):
-        raise InputError(
-            f"the labels of {found.name} must be whole numbers from 0 to {len(found.classes) - 1}, "
-            f"got {found.y.dtype} from {found.y.min()} to {found.y.max()}. Check the data set's labels."
-        )
 
 
 def official_counts(config: RunConfig) -> dict[str, int]:

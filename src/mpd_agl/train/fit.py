@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from mpd_agl.adaptation.find import to_rest
-from mpd_agl.data.arrays import as_array_set, blocks
+from mpd_agl.data.arrays import as_array_set
+from mpd_agl.data.store import blocks
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.models import load_weights
