@@ -18,8 +18,8 @@ from benchmarks.timing import alternate, over
 from benchmarks.workload import Workload
 from mpd_agl.models import Network
 from mpd_agl.nn import event_layers, fold
+from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import build_optimizer
-from mpd_agl.train.tables import OptimConfig
 
 OURS = "auto"
 CONV_OF = {OURS: "auto", "event-driven everywhere": "event", "dense": "dense"}

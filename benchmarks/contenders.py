@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from mpd_agl.train.objectives import stage_ends
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,11 +22,10 @@ from mpd_agl.models.plan import InferencePlan
 from mpd_agl.nn import SpikingBlock, TdBatchNorm, event_layers, fold
 from mpd_agl.ops import backends_here
 from mpd_agl.train.attacks import Pixels
+from mpd_agl.train.config import LossConfig, OptimConfig
 from mpd_agl.train.losses import build_loss
 from mpd_agl.train.objective import Distill, LocalTandem, Objective, Robust, ShortcutHeads
-from mpd_agl.train.objectives import stage_ends
 from mpd_agl.train.optim import build_optimizer
-from mpd_agl.train.tables import LossConfig, OptimConfig
 
 CHECKED_SAMPLES = 4
 

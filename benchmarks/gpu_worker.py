@@ -63,7 +63,8 @@ def _peak_mb(device: str) -> float | None:
 
 
 def _config(task: dict[str, Any], **model: Any) -> Any:
-    from mpd_agl.train.resolve import merge, read_preset, resolve
+    from mpd_agl.train.presets import read_preset
+    from mpd_agl.train.resolve import merge, resolve
 
     options = {"num_steps": task["T"], "width_mult": task["width_mult"], **model}
     train = {"batch_size": task["batch"], "precision": task.get("precision", "float32"), "device": task["device"]}

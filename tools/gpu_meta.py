@@ -30,7 +30,8 @@ from mpd_agl import ops
 from mpd_agl.nn import share_batch
 from mpd_agl.train import build
 from mpd_agl.train.dry_run import random_set
-from mpd_agl.train.resolve import data_set, list_presets, merge, read_preset, resolve
+from mpd_agl.train.presets import list_presets, read_preset
+from mpd_agl.train.resolve import data_set, merge, resolve
 
 META = torch.device("meta")
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mpd_agl.nn import METHODS
-from mpd_agl.train.resolve import list_presets, merge, read_preset
+from mpd_agl.train.presets import list_presets, read_preset
+from mpd_agl.train.resolve import merge
 from tools import gpu_meta
 
 ROOT = Path(__file__).parents[2]

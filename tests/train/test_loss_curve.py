@@ -16,10 +16,10 @@ from mpd_agl.models import create_model
 from mpd_agl.nn import Choice, event_layers
 from mpd_agl.ops import backends_here
 from mpd_agl.ops.conv import convolution
-from mpd_agl.train.losses import build_loss
+from mpd_agl.train.config import OptimConfig
+from mpd_agl.train.objective import Objective
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.step import Stepper
-from mpd_agl.train.tables import LossConfig, OptimConfig
 
 STORED = Path(__file__).parent / "loss_curve.json"
 STEPS = 50
@@ -38,7 +38,7 @@ def curve(backend: str, way: str = "", width_mult: float = 0.0625, **options: bo
         layer.choice, layer.every = Choice(0.0, {n: {w: 0.0} for n, w in taken.items()}, 0.0, taken), 0
     assert taking >= (4 if way else 0)
     optimizer = build_optimizer(net, OptimConfig(lr=0.1))
-    step = Stepper(net, optimizer, build_loss(LossConfig()), device=torch.device("cpu"))
+    step = Stepper(net, optimizer, Objective(), device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     patterns = torch.randn(10, 3, 8, 8, generator=generator)
     losses = []

@@ -138,7 +138,7 @@ def _check(argv: list[str], job: str, processes: int) -> None:
     """Refuse what every process would refuse, before any is started."""
     from mpd_agl.cli.options import parse
     from mpd_agl.cli.train import prepare
-    from mpd_agl.train.config import check_processes
+    from mpd_agl.train.build import check_processes
 
     options = parse(argv)
     if surplus := sorted(options.flags & {"help", "dry-run"}):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
+from mpd_agl.train.presets import read_preset
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve, to_toml
 from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, find_run
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ def _train(task: Task) -> int:
     except EndedTogether:
         return EXIT_BAD
     except InputError as error:
-        raise InputError(f"rank {rank()}: {error}" if rank() else str(error)) from error
+        if rank():
+            raise InputError(f"rank {rank()}: {error}", error.code) from error
+        raise
     except Stopped as stop:
         line = json.dumps({"log": "stopped", "by": stop.by, "step": stop.step})
         words = f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}"

@@ -13,6 +13,7 @@ from mpd_agl.data.registry import OfficialSet
 from mpd_agl.data.splits import DEFAULT_RULE
 from mpd_agl.data.types import SPLITS, ArraySet, DataSet, EventStream, FrameConfig, LoadOptions
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.options import ConfigTable
 
 CAMERA_SEED = 0
 """mnist5k-dvs is one fixed data set: the seed of a run does not change it."""
@@ -52,13 +53,15 @@ def load_dataset(
     download: bool = True,
     image_size: int = 0,
     colour: str = "auto",
+    own: ConfigTable = ConfigTable(),  # noqa: B008  (frozen)
 ) -> ArraySet:
     """Load a split of a data set: `load_dataset("cifar10", "train")`, or of a `DataSet` object of your own.
 
     Files are taken from `data_dir` if given, else from the cache, the official address or a mirror, and converted
     once. Images are memory-mapped uint8 NHWC; recordings become frames NTHWC as `frames` says. `split_rule` and its
     `seed` matter only to sets without an official split, `colour` only to folders of images. `image_size` shrinks
-    published images by averaging whole blocks of pixels (14 makes 14x14 of a digit's 28x28).
+    published images by averaging whole blocks of pixels (14 makes 14x14 of a digit's 28x28). `own` is the table
+    of a set's own options (`DataSet.options`).
     """
     spec = registry.get(name) if isinstance(name, str) else name
     if split not in SPLITS:
@@ -73,6 +76,7 @@ def load_dataset(
         download=download,
         image_size=image_size,
         colour=colour,
+        own=own,
     )
     return check_array_set(spec.load(split, options))
 

@@ -10,8 +10,17 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from mpd_agl.data.types import ArraySet, DataSet, LoadOptions
+from mpd_agl.data.types import (
+    ArraySet,
+    DataSet,
+    EventOptions,
+    FolderOptions,
+    ImageOptions,
+    LoadOptions,
+    SplitOptions,
+)
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.options import ConfigTable, extended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +389,7 @@ _OWN = (
     DataSet(
         name="folder",
         title="your images in class folders: DIR/train/CLASS/*, DIR/test/CLASS/*, or DIR/CLASS/*",
+        options=FolderOptions,
         read=partial(_own, "folder"),
     ),
     DataSet(
@@ -393,11 +403,21 @@ _OWN = (
         kind="events",
         mean=_NO_MEAN,
         std=_COUNTS,
+        options=SplitOptions,
         read=partial(_own, "event-folder"),
     ),
 )
 
 DATASETS: dict[str, DataSet] = {entry.name: entry for entry in (*_TABLE, *_OWN)}
+
+
+def options_of(spec: DataSet) -> type[ConfigTable]:
+    """Every option of a data set: its own, and those of its kind."""
+    kinds: list[type[ConfigTable]] = [EventOptions] if spec.kind == "events" else []
+    if isinstance(spec, OfficialSet):
+        kinds += [SplitOptions] if "all" in spec.counts else []
+        kinds += [ImageOptions] if spec.kind == "images" else []
+    return extended(ConfigTable, *kinds, spec.options)
 
 
 def register_dataset(spec: DataSet) -> None:

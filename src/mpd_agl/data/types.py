@@ -7,10 +7,14 @@ becomes a channels_last tensor without a copy.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from mpd_agl.data.splits import DEFAULT_RULE, check_rule
+from mpd_agl.options import ConfigTable
 
 SPLITS = ("train", "test")
 
@@ -73,6 +77,54 @@ class FrameConfig:
     """Height and width of the frames after resizing."""
 
 
+class DataOptions(ConfigTable):
+    """What every data set can be asked for; a data set may have further options of its own."""
+
+    data_dir: str = ""
+    """Folder with the official files, or with your own (an .npz file for `npz`); empty: cache or download."""
+    download: bool = True
+    """Fetch what is not there."""
+    allow_partial: bool = False
+    """Train on a part of the set where the whole is not there; the record says so."""
+
+
+class EventOptions(ConfigTable):
+    """Options of event data."""
+
+    frame_size: int = Field(default=48, ge=1)
+    """Events: height and width of the frames."""
+    frame_slicing: Literal["count", "time"] = "count"
+    """Events: slices of equally many events, or of equal duration."""
+    frame_mode: Literal["count", "binary"] = "count"
+    """Events: number per pixel, or whether there was any."""
+
+
+class SplitOptions(ConfigTable):
+    """Options of a set without an official split."""
+
+    split_rule: Annotated[str, AfterValidator(check_rule)] = DEFAULT_RULE
+    """Which samples train and which test: per-class-90-10, first-90-per-class and others of `data.splits`."""
+    split_seed: int = 0
+    """Of the rules that draw."""
+
+
+class ImageOptions(ConfigTable):
+    """Options of images."""
+
+    image_size: int = Field(default=0, ge=0, le=1024)
+    """Own images: height and width; 0: their own, if all are equal squares of at most 64, else 32.
+
+    Published images: a divisor of their size, to which blocks of pixels are averaged (14 for digits); 0: unchanged.
+    """
+
+
+class FolderOptions(ImageOptions, SplitOptions):
+    """Options of a folder of images."""
+
+    colour: Literal["auto", "rgb", "grey"] = "auto"
+    """Own images: auto is grey if every image is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """What a caller may ask of a data set besides the split. A set follows the fields that concern it."""
@@ -97,6 +149,8 @@ class LoadOptions:
     """
     colour: str = "auto"
     """`rgb`, `grey`, or `auto`: grey if every image of a folder is."""
+    own: ConfigTable = field(default_factory=ConfigTable)
+    """The data set's own options, a `DataSet.options`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +186,8 @@ class DataSet:
     std: tuple[float, ...] = ()
     """Per channel, of x/255; empty where they are measured on the training split."""
     licence: str = ""
+    options: type[ConfigTable] = ConfigTable
+    """The set's own options, which a run's `[data]` takes; its reader finds them in `LoadOptions.own`."""
     read: Callable[[str, LoadOptions], ArraySet] | None = None
     """Gives a split (`train` or `test`)."""
 

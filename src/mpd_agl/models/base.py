@@ -1,138 +1,31 @@
 """What all networks share.
 
-Options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of.
+Input checks, the walk from images or frames to logits_TNK, and the blocks they are made of.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mpd_agl.core import Surrogate
-from mpd_agl.core.mpd import Leak
-from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.errors import InputError
+from mpd_agl.models.options import NetworkOptions
 from mpd_agl.nn import (
-    CONV_IMPLS,
-    NORMS,
     TCJA,
     AnnBlock,
     BatchNorm,
     Current,
     EventConv2d,
     EventLinear,
-    Method,
-    NormedPotential,
     Readout,
     SpikingBlock,
+    get_method,
     make_norm,
 )
 from mpd_agl.nn.recomputing import recompute, run
 from mpd_agl.ops import Replicas
 
 Layer = SpikingBlock | AnnBlock
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """Everything a network is made from; checked when made."""
-
-    num_classes: int = 10
-    num_steps: int = 2
-    """T. Images are shown T times (the stem once); frames must come as T."""
-    method: str | Method = "mpd-agl"
-    in_channels: int = 3
-    image_size: int = 32
-    width_mult: float = 1.0
-    """Multiplies every layer's channels."""
-    depth: int = 0
-    """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
-    surrogate: str | Surrogate | None = None
-    """Shape of the surrogate; None: the method's own, else its usual one (mostly rectangular)."""
-    v_th: float = 0.5
-    tau: float = 0.2
-    alpha: float = 1.0
-    norm: str = "tdbn"
-    """`tdbn`, `bn`, `tebn`, `tab` or `mpbn` (`nn.step_norm`); TEBN and TAB are built for num_steps. ANNs have `bn`."""
-    attention: Literal["none", "tcja"] = "none"
-    """`tcja`: gates behind the last two stages of a convolutional network (`nn.TCJA`), built for num_steps."""
-    attention_steps: int = 0
-    """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
-    kappa: float = 1.0
-    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
-    leak: Leak = "two"
-    """Terms of the leak sum in a rule's moments of the potential: Theorem 2's two, or `full` for all of them."""
-    gamma_start: float = 1.0
-    """Where the norms' gamma starts."""
-    detach_reset: bool = False
-    start: Literal["rest", "mp-init"] = "rest"
-    """Where potentials start: at rest, or at a learnt potential per layer (MP-Init)."""
-    init: Literal["kaiming", "pytorch"] = "kaiming"
-    """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
-    block: Literal["sew", "zheng"] = "sew"
-    """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
-    backend: str = "auto"
-    conv_impl: str = "auto"
-    """How the synapses behind the first layer compute.
-
-    `auto` takes the quickest way of each pass for the spikes at hand (`nn.event_conv`), `dense` is torch's way, `event`
-    skips zeros.
-    """
-    ann: bool = False
-    """The iso-architecture ANN: ReLU and plain batch norm."""
-    recompute: bool = False
-    """Training keeps only the stages' inputs and computes the rest again in the backward pass.
-
-    That takes less memory and more time; the numbers are the same.
-    """
-
-    def __post_init__(self) -> None:
-        for name in ("num_classes", "num_steps", "in_channels", "image_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
-        if not isinstance(self.depth, int) or self.depth < 0:
-            raise InputError(f"depth must be a whole number of layers, or 0 for the network's own, got {self.depth!r}.")
-        if not self.width_mult > 0 or not math.isfinite(self.width_mult):
-            raise InputError(
-                f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
-            )
-        if self.start not in ("rest", "mp-init"):
-            raise unknown_name("start", self.start, ("rest", "mp-init"))
-        if self.start == "mp-init" and self.recompute:
-            raise InputError(
-                "start='mp-init' moves with every training pass, so a second pass would start elsewhere. "
-                "Use it without recompute."
-            )
-        if not self.kappa > 0 or not self.gamma_start > 0:
-            raise InputError(
-                f"kappa and gamma_start must be positive, got {self.kappa} and {self.gamma_start}. Both start at 1."
-            )
-        if self.leak not in ("two", "full"):
-            raise unknown_name("leak", self.leak, ("two", "full"))
-        if self.init not in ("kaiming", "pytorch"):
-            raise unknown_name("init", self.init, ("kaiming", "pytorch"))
-        if self.block not in ("sew", "zheng"):
-            raise unknown_name("block", self.block, ("sew", "zheng"))
-        if self.norm not in NORMS:
-            raise unknown_name("norm", self.norm, NORMS)
-        if self.norm != "tdbn" and self.alpha != 1.0:
-            raise InputError(f"alpha is tdBN's scale, got alpha={self.alpha} with norm={self.norm!r}. Leave it out.")
-        if self.attention not in ("none", "tcja"):
-            raise unknown_name("attention", self.attention, ("none", "tcja"))
-        if self.attention != "none" and self.ann:
-            raise InputError("attention 'tcja' gates timesteps, and an ANN has none. Use attention='none' with ann.")
-        if not isinstance(self.attention_steps, int) or self.attention_steps < 0:
-            raise InputError(f"attention_steps must be a whole number, 0: the default, got {self.attention_steps!r}.")
-        if self.conv_impl not in CONV_IMPLS:
-            raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
-
-    def channels(self, count: int) -> int:
-        """A layer's channels at this width, at least 1."""
-        return max(1, round(count * self.width_mult))
 
 
 class SubsampledConv(nn.Conv2d):
@@ -160,23 +53,13 @@ class Network(nn.Module):
     def __init__(self, name: str, options: NetworkOptions) -> None:
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
+        self.method = get_method(options.method).with_options(options)
+        self.surrogate = None if options.surrogate == "auto" else options.surrogate
 
     @property
     def is_tied_to_steps(self) -> bool:
         """Whether a part of the network takes only the T that it was built for."""
         return any(getattr(m, "per_step", False) for m in self.modules())
-
-    def refuse_depth(self) -> None:
-        """Networks of a fixed depth refuse another one."""
-        if self.options.depth:
-            raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
-
-    def refuse_unused(self, *fields: str) -> None:
-        """Options that mean nothing to a network are refused, unless they are at their defaults."""
-        for field in fields:
-            value, default = getattr(self.options, field), getattr(NetworkOptions, field)
-            if value != default:
-                raise InputError(f"{self.name} has no choice of {field}, got {field}={value!r}. Use {default!r}.")
 
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""
@@ -208,21 +91,21 @@ class Network(nn.Module):
             return self.block(nn.Linear(in_features, out_features, bias=False))
         return self.block(EventLinear(in_features, out_features, bias=False, conv_impl=self.options.conv_impl))
 
-    def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
+    def block(self, synapse: nn.Module, alpha: float = 1.0, currents: Sequence[Current] = ()) -> Layer:
         """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
         neuron.
         """
         o = self.options
         if o.ann:
             return AnnBlock(synapse)
-        block = SpikingBlock(
+        return SpikingBlock(
             synapse,
             currents=currents,
-            method=o.method,
-            surrogate=o.surrogate,
+            method=self.method,
+            surrogate=self.surrogate,
             v_th=o.v_th,
             tau=o.tau,
-            alpha=o.alpha if alpha is None else alpha,
+            alpha=alpha,
             norm=o.norm,
             num_steps=o.num_steps,
             detach_reset=o.detach_reset,
@@ -230,30 +113,13 @@ class Network(nn.Module):
             backend=o.backend,
             conv_impl="dense",  # `synapse` and `linear` have chosen
         )
-        return self._started(block)
 
-    def _started(self, block: SpikingBlock) -> SpikingBlock:
-        """The block with the options' width, leak and gammas."""
-        o, neuron = self.options, block.neuron
-        if o.kappa != 1:
-            block.width.start_at(o.kappa)
-        if o.leak != "two":
-            block.width.check_leak(o.leak)
-            neuron.leak = o.leak
-        for norm in (block.norm, neuron.potential_norm if isinstance(neuron, NormedPotential) else None):
-            if o.gamma_start != 1 and norm is not None:
-                nn.init.constant_(norm.weight, o.gamma_start)
-        return block
-
-    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
+    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float = 1.0) -> Current:
         """A normalised current without a neuron."""
         o = self.options
         if o.ann:
             return Current(synapse, BatchNorm(channels))
-        scale = o.alpha if alpha is None else alpha
-        norm = make_norm(o.norm, channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps)
-        nn.init.constant_(norm.weight, o.gamma_start)
-        return Current(synapse, norm)
+        return Current(synapse, make_norm(o.norm, channels, v_th=o.v_th, alpha=alpha, num_steps=o.num_steps))
 
     def soma(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
         """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
@@ -262,12 +128,12 @@ class Network(nn.Module):
         o = self.options
         if o.ann:
             return Relu()
-        block = SpikingBlock(
+        return SpikingBlock(
             None,
             sources=sources,
             channels=channels,
-            method=o.method,
-            surrogate=o.surrogate,
+            method=self.method,
+            surrogate=self.surrogate,
             v_th=o.v_th if v_th is None else v_th,
             tau=o.tau,
             norm=o.norm,
@@ -276,7 +142,6 @@ class Network(nn.Module):
             start=o.start,
             backend=o.backend,
         )
-        return self._started(block)
 
     def gate(self, channels: int, stages_left: int) -> TCJA | None:
         """The attention behind a stage, if the options ask for one and at most one stage follows."""

@@ -1,9 +1,10 @@
 """The methods: one network, one loop, only the neuron and the width rule differ. Adding one is adding a line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from pydantic import Field
 from torch import nn
 
 from mpd_agl.core import Surrogate, gain_constants, get_surrogate
@@ -26,7 +27,15 @@ from mpd_agl.nn.width import (
     Width,
     check_scaling,
 )
+from mpd_agl.options import ConfigTable
 from mpd_agl.plugins import load_plugins
+
+
+class StartWidth(ConfigTable):
+    """The option of a method whose width is a constant, or is learnt from a start."""
+
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of stbp-tdbn and trainable-decay, and where psg and asgl start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +48,7 @@ class Method:
 
     name: str
     neuron: Callable[..., nn.Module]
-    width: Callable[[], Width]
+    width: Callable[..., Width]
     about: str
     surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
@@ -53,6 +62,8 @@ class Method:
     """Whether the method is its neuron, so that its width alone is not the method."""
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
+    options: type[ConfigTable] = ConfigTable
+    """The method's own options; `width` is called with them. `create_model` and a run's `[model]` take them."""
     constants: Callable[[], Mapping[str, float]] = dict
     """Numbers of the rule that were chosen and that no field sets. Runs with other numbers are other runs."""
 
@@ -70,14 +81,29 @@ class Method:
             check_scaling(found)
         return own or found or get_surrogate(self.usual)
 
+    def with_options(self, values: object) -> "Method":
+        """The method with its own options taken from an object that has them as attributes."""
+        own = {name: getattr(values, name) for name in self.options.model_fields if hasattr(values, name)}
+        return replace(self, width=partial(self.width, **own)) if own else self
+
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method(
-            name="stbp-tdbn", neuron=LIF, width=FixedWidth, about="fixed width 1, fixed decay (the paper's Vanilla)"
+            name="stbp-tdbn",
+            neuron=LIF,
+            width=FixedWidth,
+            options=StartWidth,
+            about="fixed width, fixed decay (the paper's Vanilla)",
         ),
-        Method(name="trainable-decay", neuron=PLIF, width=FixedWidth, about="fixed width 1, learnable decay"),
+        Method(
+            name="trainable-decay",
+            neuron=PLIF,
+            width=FixedWidth,
+            options=StartWidth,
+            about="fixed width, learnable decay",
+        ),
         Method(name="lsg", neuron=PLIF, width=LSGWidth, about="2 v_th sqrt(1 + tau^2) (Lian et al. 2023)"),
         Method(name="agr", neuron=LIF, width=MPDWidth, about="Eq. 7 with a fixed decay (the paper's ablation)"),
         Method(name="mpd-agl", neuron=PLIF, width=MPDWidth, about="Eq. 7 with a learnable decay (the paper's method)"),
@@ -99,11 +125,18 @@ METHODS: dict[str, Method] = {
             constants=gain_constants,
             about="width by the length of the way without a shortcut, height by the spikes' variance (ours)",
         ),
-        Method(name="psg", neuron=LIF, width=LearnableWidth, about="a learnable width per layer (Wang et al. 2025)"),
+        Method(
+            name="psg",
+            neuron=LIF,
+            width=LearnableWidth,
+            options=StartWidth,
+            about="a learnable width per layer (Wang et al. 2025)",
+        ),
         Method(
             name="asgl",
             neuron=LIF,
-            width=SlopeWidth,
+            width=lambda kappa=1.0: SlopeWidth(1 / kappa),
+            options=StartWidth,
             surrogate="rectangular",
             noise=0.2,
             about="learnable slope, noisy soft outputs in training (Wang et al. 2023)",

@@ -40,19 +40,6 @@ class Width(nn.Module):
         """kappa_T, and gain_T: the factor on the surrogate's height at each step; None leaves it at 1/kappa."""
         return self(potential), None
 
-    def start_at(self, kappa: float) -> None:
-        """Take this width, or start to learn from it; a rule that computes its widths refuses it."""
-        raise InputError(
-            f"{type(self).__name__} computes its width and takes none, got kappa={kappa}. Leave kappa out."
-        )
-
-    def check_leak(self, leak: str) -> None:
-        """Refuse a choice of the leak sum by a rule that reads no moments: it would have no effect."""
-        if leak != "two" and not self.reads_moments:
-            raise InputError(
-                f"{type(self).__name__} reads no moments of the potential, got leak={leak!r}. Leave it out."
-            )
-
 
 def _positive(kappa: float) -> float:
     if not kappa > 0:
@@ -67,10 +54,6 @@ class FixedWidth(Width):
 
     def __init__(self, kappa: float = 1.0) -> None:
         super().__init__()
-        self.kappa = _positive(kappa)
-
-    def start_at(self, kappa: float) -> None:
-        """The constant."""
         self.kappa = _positive(kappa)
 
     def forward(self, potential: Potential) -> Tensor:
@@ -316,10 +299,6 @@ class LearnableWidth(Width):
         super().__init__()
         self.kappa = nn.Parameter(torch.tensor(_positive(kappa)))
 
-    def start_at(self, kappa: float) -> None:
-        """The parameter's first value."""
-        nn.init.constant_(self.kappa, _positive(kappa))
-
     def forward(self, potential: Potential) -> Tensor:
         """The parameter, kept from zero."""
         least = core.KAPPA_MIN * potential.threshold
@@ -336,10 +315,6 @@ class SlopeWidth(Width):
         if slope <= 0:
             raise InputError(f"slope must be positive, got {slope}. ASGL starts at 1.")
         self.slope = nn.Parameter(torch.tensor(float(slope)))
-
-    def start_at(self, kappa: float) -> None:
-        """The slope's first value, 1/kappa."""
-        nn.init.constant_(self.slope, 1 / _positive(kappa))
 
     def forward(self, potential: Potential) -> Tensor:
         """1/a, with a kept within what keeps kappa between `KAPPA_MIN v_th` and its inverse."""

@@ -18,10 +18,10 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import load_weights
 from mpd_agl.records import RunRecord
 from mpd_agl.train.build import Sets, build_data, chosen
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import OWN, RunConfig
 from mpd_agl.train.console import build_display
 from mpd_agl.train.own_network import Forward, OwnNetwork
-from mpd_agl.train.resolve import OWN, Table, merge, nest, resolve
+from mpd_agl.train.resolve import Table, merge, nest, resolve
 from mpd_agl.train.rng import restore_rng, rng_state
 from mpd_agl.train.runfolder import MARK, check_free, check_name
 from mpd_agl.train.training import resume as resume_run

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
-from mpd_agl.train.tables import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,17 +37,6 @@ def distillation(o_NK: Tensor, wanted_NK: Tensor, temperature: float = 3.0) -> T
     return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
 
 
-def local_target(a: Tensor, share: float = 0.999) -> Tensor:
-    """LTL's target of a layer (Yang et al. 2022): `clamp(a/P, 0, 1)`, P the activation that `share` of all are under.
-
-    >>> local_target(torch.arange(9.0), share=0.5)
-    tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
-    """
-    flat = a.flatten()
-    scale = flat.kthvalue(1 + round(share * (flat.numel() - 1))).values
-    return (a / scale.clamp_min(1e-12)).clamp(0, 1)
-
-
 def check_labels(y_N: Tensor, num_classes: int) -> None:
     """Refuse labels that are no class numbers.
 
@@ -59,13 +47,6 @@ def check_labels(y_N: Tensor, num_classes: int) -> None:
     if y_N.device.type == "cpu" and len(y_N) and not 0 <= (lowest := int(y_N.min())) <= int(y_N.max()) < num_classes:
         wrong = lowest if lowest < 0 else int(y_N.max())
         raise InputError(f"labels must be from 0 to {num_classes - 1}, got {wrong}. Check the labels of the data set.")
-
-
-def build_loss(config: LossConfig) -> Loss:
-    """The loss that a configuration names."""
-    if config.name == "tet":
-        return lambda o, y: tet(o, y, config.tet_lambda, config.tet_target, config.label_smoothing)
-    return lambda o, y: cross_entropy(o, y, config.label_smoothing)
 
 
 @torch.no_grad()

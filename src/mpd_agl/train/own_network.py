@@ -19,17 +19,12 @@ from mpd_agl import ops, records
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Neuron
-from mpd_agl.train.resolve import OWN
+from mpd_agl.train.config import OWN
 
 OPTIONS = ("num_classes", "in_channels", "image_size", "num_steps", "method")
 """What a factory is given, where its signature takes it."""
 Forward = Callable[[Any, Tensor], Any]
 """`forward(net, x) -> logits`, of shape (T, N, K) or (N, K)."""
-
-
-def is_own(name: str) -> bool:
-    """Whether a configuration's model.name is a network of the user's own."""
-    return name == OWN or ":" in name
 
 
 class OwnNetwork(nn.Module):

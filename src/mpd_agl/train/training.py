@@ -13,15 +13,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl import records
+from mpd_agl.data.types import SplitOptions
 from mpd_agl.diagnosis import energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, save_weights
 from mpd_agl.nn import event_layers
 from mpd_agl.ops.native import level
+from mpd_agl.options import part
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
 from mpd_agl.train.build import BuiltRun, Sets, build_run, build_test_loader, subset
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import RunConfig, TrackConfig
 from mpd_agl.train.console import Mute
 from mpd_agl.train.conv_choices import ConvChoices
 from mpd_agl.train.distributed import ALONE, PeerLost, Ranks
@@ -34,7 +36,6 @@ from mpd_agl.train.resolve import to_toml
 from mpd_agl.train.resuming import SavedRun, check_same_run, differences, find, restore, sign
 from mpd_agl.train.runfolder import RunFolder, now
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.tables import TrackConfig
 from mpd_agl.train.trackers import build_trackers
 
 ENERGY_SAMPLES = 256
@@ -111,7 +112,7 @@ def _train(
     if config.model.conv_impl == "auto" and event_layers(run.net):
         observers.append(ConvChoices(nets, folder.path, ranks))
     if config.monitor.every and can_watch(run.net):
-        observers.append(Watch(run.net, config.monitor, steps=config.train.epochs * len(run.train)))
+        observers.append(Watch(run.net, config.monitor.every, steps=config.train.epochs * len(run.train)))
     tracked = config.track if ranks.first else TrackConfig()
     trackers = build_trackers(tracked, folder.path, record.config, saved.at.step if saved else 0, display.note)
     with closing(trackers):
@@ -141,7 +142,7 @@ def _first_record(run: BuiltRun, folder: RunFolder, display: Display, before: Ru
             "simd": level() if run.backend == "native" else None,
         },
         data=run.facts,
-        seeds={"run": config.seed, "split": config.data.split_seed},
+        seeds={"run": config.seed, "split": part(SplitOptions, config.data).split_seed},
         backend=run.backend,
         network=run.network,
         differences=list(before.differences) if before else [],
