@@ -33,7 +33,8 @@ def test_another_versions_metrics(tmp_path):
 
 def test_a_record_of_0_2_is_read(tmp_path, capsys):
     old = json.loads((Path(__file__).parents[2] / "docs/results/ann-narrow.json").read_text())
-    lines = [made.epoch(1) | {"epoch": n, "step": 500 * n} for n in range(1, 25)]
+    lines = [made.epoch(1) | {"epoch": n, "step": 500 * n} for n in range(1, 24)]
+    lines.append(made.epoch(1) | old["final"])
     folder = made.write(tmp_path / "runs" / "old", old, lines)
     (folder / "config.toml").write_text("")
     run = read_run(folder)
