@@ -70,7 +70,7 @@ class Watch:
                     standing.add(f"{kind}:{layer}")
                     if f"{kind}:{layer}" not in self._warned:
                         words = f"layer {layer} {text} {100 * value:.2f} %, under {100 * limit:g} %"
-                        found.append({"kind": kind, "layer": layer, "value": value, "text": words})
+                        found.append({"kind": kind, "layer": layer, "value": value, "limit": limit, "text": words})
         self._warned = standing
         return found
 
