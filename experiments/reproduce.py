@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib.axes
 import torch
+from mpd_agl.train.objectives import state_from_card
 
 from experiments.costs import Costs
 from experiments.pool import Pool, guess, run_name
@@ -24,7 +25,6 @@ from mpd_agl.train import build
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.console import duration
 from mpd_agl.train.dry_run import random_set
-from mpd_agl.train.objectives import state_from_card
 from mpd_agl.train.observe import Display
 from mpd_agl.train.resolve import resolve
 from mpd_agl.train.step import check_precision

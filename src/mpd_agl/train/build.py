@@ -202,21 +202,9 @@ def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, do
 def chosen(config: RunConfig, found: ArraySet, split: str) -> ArraySet:
     """The samples of a whole split that the configuration asks for."""
     d = config.data
-    check_class_numbers(found)
     if split == "validation" or (split == "train" and d.holdout):
         found = hold_out(found, d.holdout, split)
     return subset(found, {"train": d.train_samples, "test": d.test_samples}.get(split, 0))
-
-
-def check_class_numbers(found: ArraySet) -> None:
-    """Refuse labels that are no class numbers: as whole numbers they would be other classes."""
-    if len(found.y) and (
-        found.y.dtype.kind not in "iu" or not 0 <= found.y.min() <= found.y.max() < len(found.classes)
-    ):
-        raise InputError(
-            f"the labels of {found.name} must be whole numbers from 0 to {len(found.classes) - 1}, "
-            f"got {found.y.dtype} from {found.y.min()} to {found.y.max()}. Check the data set's labels."
-        )
 
 
 def official_counts(config: RunConfig) -> dict[str, int]:

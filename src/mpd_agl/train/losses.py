@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpd_agl.errors import InputError
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -18,14 +16,12 @@ def mean_output(o_TNK: Tensor) -> Tensor:
 
 def cross_entropy(o_TNK: Tensor, y_N: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of the mean output."""
-    check_labels(y_N, o_TNK.shape[2])
     return F.cross_entropy(mean_output(o_TNK), y_N, label_smoothing=label_smoothing)
 
 
 def tet(o_TNK: Tensor, y_N: Tensor, lambda_: float = 1e-3, target: float = 1.0, label_smoothing: float = 0.0) -> Tensor:
     """`(1 - lambda) * mean_t CE(o_t, y) + lambda * MSE(o, target)` (Deng et al. 2022)."""
     T, N, K = o_TNK.shape
-    check_labels(y_N, K)
     o = o_TNK.float()
     each = F.cross_entropy(o.reshape(T * N, K), y_N.repeat(T), label_smoothing=label_smoothing)
     return (1 - lambda_) * each + lambda_ * (o - target).square().mean()
@@ -35,18 +31,6 @@ def distillation(o_NK: Tensor, wanted_NK: Tensor, temperature: float = 3.0) -> T
     """`T^2 KL(softmax(wanted/T), softmax(o/T))`, the mean over samples (Hinton et al. 2015)."""
     log_p, q = F.log_softmax(o_NK / temperature, 1), F.softmax(wanted_NK / temperature, 1)
     return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
-
-
-def check_labels(y_N: Tensor, num_classes: int) -> None:
-    """Refuse labels that are no class numbers.
-
-    The range is checked on the CPU only: on a GPU it would cost a wait per step.
-    """
-    if y_N.dtype != torch.int64:
-        raise InputError(f"labels must be class numbers of type torch.int64, got {y_N.dtype}. Convert them first.")
-    if y_N.device.type == "cpu" and len(y_N) and not 0 <= (lowest := int(y_N.min())) <= int(y_N.max()) < num_classes:
-        wrong = lowest if lowest < 0 else int(y_N.max())
-        raise InputError(f"labels must be from 0 to {num_classes - 1}, got {wrong}. Check the labels of the data set.")
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.own_network import OwnNetwork
 from mpd_agl.train.resolve import to_toml
 from mpd_agl.train.resuming import SavedRun, check_same_run, differences, find, restore, sign
-from mpd_agl.train.runfolder import RunFolder, now
+from mpd_agl.train.runfolder import RunFolder, check_free, now
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.trackers import build_trackers
 
@@ -52,6 +52,8 @@ def start(
     own: OwnNetwork | None = None,
 ) -> RunRecord:
     """Train from the beginning, in a new run folder; `sets` and `own` replace the configuration's data and network."""
+    if ranks.first:  # before data are read; again when the folder is made
+        check_free(path, overwrite=overwrite)
     run = build_run(config, ranks=ranks, sets=sets, own=own)
     with RunFolder.create(path, overwrite=overwrite) if ranks.first else RunFolder(path) as folder:
         return _train(run, folder, display, "started")
@@ -176,7 +178,8 @@ def _to_the_end(run: BuiltRun, trainer: Trainer, record: RunRecord) -> RunRecord
         folder.log(f"{'stopped' if stopped else 'failed'}: {text}")
         ended = "stopped" if stopped else "failed"
         try:
-            _write(folder, _scored(record, trainer).with_(status=ended, failure=None if stopped else text))
+            failed = {} if stopped else {"failure": text, "failure_code": getattr(error, "code", None)}
+            _write(folder, _scored(record, trainer).with_(status=ended, **failed))
         except InputError:
             folder.log("the record could not be written")
         raise
