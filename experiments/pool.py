@@ -16,9 +16,6 @@ from mpd_agl.train.observe import Display
 from mpd_agl.train.resolve import flatten, merge, nest, resolve, rule_facts
 from mpd_agl.train.runfolder import MARK, in_use
 
-NOT_FINITE = "training stopped at epoch"
-"""How the loop's sentence about a value that is not finite begins."""
-
 
 def chance_level(record: RunRecord) -> float:
     """The accuracy of a random answer on a run's data."""
@@ -86,7 +83,7 @@ class Pool:
     def diverged(self, config: RunConfig) -> bool:
         """Whether its run ended because a loss, a gradient or a current was not finite: it would end so again."""
         record = self.record(config)
-        return record is not None and record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
+        return record is not None and record.failure_code == "not-finite"
 
     def ended(self, config: RunConfig) -> bool:
         """Finished or diverged: nothing is left to train."""

@@ -22,7 +22,7 @@ from mpd_agl.records import RunRecord, canonical, read_record, write_atomic
 from mpd_agl.train import build
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.load_run import Trained, load_run
-from mpd_agl.train.resolve import read_preset
+from mpd_agl.train.presets import read_preset
 from mpd_agl.train.rng import seed_all
 
 ROOT = Path(__file__).parent.parent

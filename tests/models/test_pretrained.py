@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mpd_agl.train.objectives import start_from
 from PIL import Image
 
 from mpd_agl.cli import main
@@ -13,7 +14,6 @@ from mpd_agl.data.load import load_dataset
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, list_pretrained, pretrained, pretrained_card
 from mpd_agl.train.load_run import load_run
-from mpd_agl.train.objectives import start_from
 from mpd_agl.train.resolve import resolve
 from tools import pretrained as tool
 

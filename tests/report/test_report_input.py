@@ -1,5 +1,8 @@
 """Bad records: one sentence each, and never a page that claims more than there is."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mpd_agl.cli import main
@@ -26,6 +29,19 @@ def test_another_versions_metrics(tmp_path):
     del table["config"]["model"]["v_th"]
     with pytest.raises(InputError, match=r"config\.model\.v_th is missing"):
         read_run(made.write(tmp_path / "c", table))
+
+
+def test_a_record_of_0_2_is_read(tmp_path, capsys):
+    old = json.loads((Path(__file__).parents[2] / "docs/results/ann-narrow.json").read_text())
+    lines = [made.epoch(1) | {"epoch": n, "step": 500 * n} for n in range(1, 24)]
+    lines.append(made.epoch(1) | old["final"])
+    folder = made.write(tmp_path / "runs" / "old", old, lines)
+    (folder / "config.toml").write_text("")
+    run = read_run(folder)
+    assert (run.record.final["test_accuracy"], run.record.config["model"]["leak"]) == (0.8969, "two")
+    assert b"89.69" in build_page([run])
+    assert main(["runs", "--runs-dir", str(tmp_path / "runs"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 0.8969
 
 
 def test_missing_run_and_missing_files(tmp_path, capsys):

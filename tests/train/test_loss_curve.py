@@ -14,10 +14,10 @@ import torch
 
 from mpd_agl.models import create_model
 from mpd_agl.ops import backends_here
-from mpd_agl.train.losses import build_loss
+from mpd_agl.train.config import OptimConfig
+from mpd_agl.train.objective import Objective
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.step import Stepper
-from mpd_agl.train.tables import LossConfig, OptimConfig
 
 STORED = Path(__file__).parent / "loss_curve.json"
 STEPS = 50
@@ -29,7 +29,7 @@ def curve(backend: str, conv_impl: str = "dense", width_mult: float = 0.0625, **
     made = {"backend": backend, "conv_impl": conv_impl, **options}
     net = create_model("cnn8", width_mult=width_mult, image_size=8, **made).train()
     optimizer = build_optimizer(net, OptimConfig(lr=0.1))
-    step = Stepper(net, optimizer, build_loss(LossConfig()), device=torch.device("cpu"))
+    step = Stepper(net, optimizer, Objective(), device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     patterns = torch.randn(10, 3, 8, 8, generator=generator)
     losses = []

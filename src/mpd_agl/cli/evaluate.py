@@ -294,12 +294,15 @@ def check_options(a: argparse.Namespace) -> None:
     others = [f"--{n.replace('_', '-')}" for n in ("fold", "fast", "int8", "exit_threshold") if getattr(a, n)]
     if a.attack and others:
         raise InputError(
-            f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out."
+            f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out.",
+            "attack-options",
         )
     if not a.attack and (a.eps, a.attack_steps) != (None, None):
-        raise InputError("--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.")
+        raise InputError(
+            "--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.", "attack-options"
+        )
     if a.attack == "fgsm" and a.attack_steps is not None:
-        raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.")
+        raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.", "attack-options")
     if a.attack_steps is None:
         a.attack_steps = 1 if a.attack == "fgsm" else 10
     a.eps = "8/255" if a.eps is None else a.eps

@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     from mpd_agl.models import MODELS, list_pretrained, pretrained_card
     from mpd_agl.nn import METHODS
     from mpd_agl.ops import backends_here
-    from mpd_agl.train.resolve import list_presets
+    from mpd_agl.train.presets import list_presets
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts: dict[str, Any] = {

@@ -138,18 +138,21 @@ def _check(argv: list[str], job: str, processes: int) -> None:
     """Refuse what every process would refuse, before any is started."""
     from mpd_agl.cli.options import parse
     from mpd_agl.cli.train import prepare
-    from mpd_agl.train.config import check_processes
+    from mpd_agl.train.build import check_processes
+    from mpd_agl.train.resuming import LAUNCH
+    from mpd_agl.train.runfolder import RunFolder, check_free
 
     options = parse(argv)
     if surplus := sorted(options.flags & {"help", "dry-run"}):
         raise InputError(f"--{surplus[0]} does not train. Use mpd-agl train --{surplus[0]}, without launch.")
-    task = prepare(options, free=False)
-    if task.config is not None:
-        check_processes(task.config, processes)
-    path = task.path
-    mark = path / ".launch"
+    task = prepare(options)
+    mark = task.path / LAUNCH
+    if task.config is None:
+        RunFolder.open(task.path).close()
+        return
+    check_processes(task.config, processes)
     if not (mark.is_file() and mark.read_text() == job):  # else it is this job's run, to be continued
-        prepare(options, free=True)
+        check_free(task.path, overwrite="overwrite" in options.flags)
 
 
 def _launch(arguments: list[str]) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.errors import InputError
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
-from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, find_run
+from mpd_agl.train.presets import read_preset
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.train.runfolder import check_name, check_run, find_run
 
 if TYPE_CHECKING:
     from mpd_agl.records import RunRecord
@@ -42,7 +43,7 @@ def run(argv: list[str]) -> int:
     if "help" in options.flags:
         return _help(options)
     try:
-        task = prepare(options, free="TORCHELASTIC_RUN_ID" not in os.environ)
+        task = prepare(options)
     except InputError:
         if rank():  # rank 0 says it
             return EXIT_BAD
@@ -52,14 +53,12 @@ def run(argv: list[str]) -> int:
     return _train(task)
 
 
-def prepare(options: Options, *, free: bool) -> Task:
-    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal comes at once."""
+def prepare(options: Options) -> Task:
+    """Check a command line."""
     if "resume" in options.values:
-        return _prepare_resume(options, free)
+        return _prepare_resume(options)
     table, mistakes = gather(options)
     path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
-    if free and not mistakes and "dry-run" not in options.flags:
-        check_free(path, overwrite="overwrite" in options.flags)
     return Task(options, path, resolve(table, given=options.overrides, mistakes=mistakes))
 
 
@@ -98,7 +97,7 @@ def run_name(options: Options, table: dict[str, Any]) -> str:
     return check_name(re.sub(r"[^\w.+=-]", ".", f"{what}-{method}-s{values['seed']}"))
 
 
-def _prepare_resume(options: Options, free: bool) -> Task:
+def _prepare_resume(options: Options) -> Task:
     surplus = sorted(
         (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
     )
@@ -109,8 +108,6 @@ def _prepare_resume(options: Options, free: bool) -> Task:
         raise as_error(mistakes, "the command line")
     path = find_run(options.values["resume"])
     check_run(path)
-    if free:
-        RunFolder.open(path).close()
     changes = nest(options.overrides)
     if "config" in options.values:
         changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
@@ -134,7 +131,9 @@ def _train(task: Task) -> int:
     except EndedTogether:
         return EXIT_BAD
     except InputError as error:
-        raise InputError(f"rank {rank()}: {error}" if rank() else str(error)) from error
+        if rank():
+            raise InputError(f"rank {rank()}: {error}", error.code) from error
+        raise
     except Stopped as stop:
         line = json.dumps({"log": "stopped", "by": stop.by, "step": stop.step})
         words = f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}"

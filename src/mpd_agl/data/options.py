@@ -3,18 +3,24 @@
 `load_dataset(name, split, image_size=14)` and `--data.image_size 14` are checked against the table of that set alone.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from mpd_agl.data.splits import DEFAULT_RULE
+from mpd_agl.data.splits import DEFAULT_RULE, check_rule
 from mpd_agl.data.types import LARGEST_FRAME, FrameConfig, Mode, Slicing
+from mpd_agl.options import ConfigTable
 
 
-class ConfigTable(BaseModel):
-    """A frozen table without unknown fields; the docstrings of its fields are the help."""
+class DataOptions(ConfigTable):
+    """What every data set can be asked for; a data set may have further options of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    data_dir: str = ""
+    """Folder with the official files, or with your own (an .npz file for `npz`); empty: cache or download."""
+    download: bool = True
+    """Fetch what is not there."""
+    allow_partial: bool = False
+    """Train on a part of the set where the whole is not there; the record says so."""
 
 
 class ImageOptions(ConfigTable):
@@ -42,7 +48,7 @@ class FrameOptions(ConfigTable):
 class SplitOptions(ConfigTable):
     """Samples without an official split."""
 
-    split_rule: str = DEFAULT_RULE
+    split_rule: Annotated[str, AfterValidator(check_rule)] = DEFAULT_RULE
     """Which samples train and which test (see `splits`)."""
     split_seed: int = 0
     """Of the rules that draw."""

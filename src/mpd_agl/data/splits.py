@@ -53,6 +53,13 @@ _PER_CLASS: dict[str, tuple[int, Order]] = {
 RULES = (*_PER_CLASS, "random-90-10")
 
 
+def check_rule(rule: str) -> str:
+    """The rule, if there is one of that name."""
+    if rule not in RULES:
+        raise unknown_name("split rule", rule, RULES)
+    return rule
+
+
 def split_indices(
     labels: NDArray[np.int64], rule: str = DEFAULT_RULE, *, split: str, seed: int
 ) -> tuple[NDArray[np.int64], str]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
 from mpd_agl.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from mpd_agl.options import ConfigTable
 
 SPLITS = ("train", "test")
 Slicing = Literal["count", "time"]
@@ -177,7 +176,7 @@ class DataSet:
     std: tuple[float, ...] = ()
     """Per channel, of x/255; empty where they are measured on the training split."""
     licence: str = ""
-    options: "type[BaseModel] | None" = None
+    options: "type[ConfigTable] | None" = None
     """The table of the set's own options, which `read` finds in `LoadOptions.table` (see `data.options`)."""
     read: Callable[[str, LoadOptions], ArraySet] | None = None
     """Gives a split (`train` or `test`)."""

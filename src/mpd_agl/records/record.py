@@ -14,7 +14,10 @@ STATES = ("running", "stopped", "failed", "finished")
 
 
 class TornRecord(InputError):
-    """A record that is not what was written; a resumed run writes it anew."""
+    """A record that is not what was written; a resumed run writes it again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "torn-record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class RunRecord:
     convs: dict[str, Any] | list[dict[str, Any]] | None = None
     """With `model.conv_impl` auto on a CPU: `rule`, the version of `ops.conv.rule`, and `simd`. In 0.2 a list."""
     failure: str | None = None
+    failure_code: str | None = None
+    """`InputError.code` of the failure; `not-finite` where a loss, a gradient or a weight was not finite."""
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
     clock: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +92,7 @@ def read_record(path: Path) -> RunRecord:
     except OSError as error:
         raise InputError(f"the run record {path} cannot be read ({error.strerror}). Check the path.") from None
     except (ValueError, RecursionError) as error:
-        raise TornRecord(f"the run record {path} is no JSON ({error}). Resume the run to write it anew.") from None
+        raise TornRecord(f"the run record {path} is no JSON ({error}).") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise InputError(
@@ -98,16 +103,10 @@ def read_record(path: Path) -> RunRecord:
     needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
     wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
     if wrong:
-        raise TornRecord(
-            f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). "
-            "Resume the run to write it anew."
-        )
+        raise TornRecord(f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). ")
     for name, kinds in _KINDS.items():
         if not isinstance(raw.get(name, kinds[0]()), kinds):
-            raise TornRecord(
-                f"the run record {path} has a {type(raw[name]).__name__} as its {name}. "
-                "Resume the run to write it anew."
-            )
+            raise TornRecord(f"the run record {path} has a {type(raw[name]).__name__} as its {name}. ")
     return RunRecord(**raw)
 
 
@@ -131,12 +130,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "code", "versions", "hardware", "data", "seeds", "network", "clock"), (dict,)),
     **{name: (dict, type(None)) for name in ("final", "best_on_test", "energy")},
     "convs": (dict, list, type(None)),
-    "failure": (str, type(None)),
+    **dict.fromkeys(("failure", "failure_code"), (str, type(None))),
     "differences": (list,),
 }
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "differences", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "failure_code", "differences", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpd_agl.models.base import Network, NetworkOptions, readout
 from mpd_agl.models.graph import Builder, Flow
+from mpd_agl.models.base import Network, readout
+from mpd_agl.models.options import NetworkOptions
 
 
 class MsBlock(nn.Module):
@@ -66,8 +67,6 @@ class MsResNet(Network):
 
     def __init__(self, name: str, options: NetworkOptions, blocks: Sequence[int]) -> None:
         super().__init__(name, options)
-        self.refuse_depth()
-        self.refuse_unused("block", "attention_steps")
         channels = options.channels(64)
         self.stem = self.current(self.synapse(options.in_channels, channels), channels)
         sources: list[nn.Module] = [self.stem.norm]  # type: ignore[list-item]

@@ -115,7 +115,7 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
     try:
         return records.read_record(folder.record) if folder.record.is_file() else None
     except records.TornRecord as error:
-        note(str(error).replace("Resume the run to write it anew.", "It is written anew."))
+        note(f"{error} It is written again now.")
         return None
 
 
