@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
 from mpd_agl.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class DataSet:
         """The names of the set's own options."""
         return set(self.options.model_fields) if self.options else set()
 
-    def table(self, given: Mapping[str, Any]) -> "BaseModel | None":
+    def table(self, given: Mapping[str, Any]) -> "ConfigTable | None":
         """The set's own options, checked; defaults where nothing is given."""
         if unknown := sorted(given.keys() - self.option_names):
             raise unknown_name(f"option of data set {self.name!r}", unknown[0], self.option_names)

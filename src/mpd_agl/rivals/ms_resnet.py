@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.models.base import Network, readout
+from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.models.options import NetworkOptions
 
 

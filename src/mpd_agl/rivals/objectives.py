@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import AnnBlock, Readout, SpikingBlock
-from mpd_agl.nn.block import out_features
 from mpd_agl.nn.modes import evaluation_mode
+from mpd_agl.nn.synapse import out_features
 from mpd_agl.options import ConfigTable
 from mpd_agl.train.attacks import Pixels, input_gradient
 from mpd_agl.train.losses import Loss, mean_output

@@ -43,7 +43,9 @@ def register() -> None:
     for norm in (
         NormKind(name="tebn", norm=tebn, about="batch norm with a learnable scale per timestep (Duan et al. 2022)"),
         NormKind(name="tab", norm=tab, about="step t normalised over the steps 1 to t (Jiang et al. 2024)"),
-        NormKind(name="mpbn", norm=mpbn_norm, neuron=mpbn_neuron, about="a second norm on the potential (Guo et al. 2023)"),
+        NormKind(
+            name="mpbn", norm=mpbn_norm, neuron=mpbn_neuron, about="a second norm on the potential (Guo et al. 2023)"
+        ),
     ):
         register_norm(norm)
 
@@ -142,5 +144,9 @@ def register() -> None:
     )
     register_model("ms-resnet34", ms_resnet34, defaults=cifar_t4, about="the same, 3-4-6-3")
     register_model(
-        "statten", SpikeTransformer, options=StattenOptions, defaults=cifar_t4, about="spike-driven transformer, STAtten (Lee et al. 2025)"
+        "statten",
+        SpikeTransformer,
+        options=StattenOptions,
+        defaults=cifar_t4,
+        about="spike-driven transformer, STAtten (Lee et al. 2025)",
     )

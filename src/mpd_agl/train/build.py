@@ -14,8 +14,8 @@ from mpd_agl import ops, records
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
-from mpd_agl.data.splits import split_hash, split_indices
 from mpd_agl.data.options import SplitOptions
+from mpd_agl.data.splits import split_hash, split_indices
 from mpd_agl.data.types import ArraySet
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError

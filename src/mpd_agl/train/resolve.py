@@ -43,7 +43,9 @@ def registries() -> dict[str, Registry]:
     return {
         "method": Registry("method", "model", RunConfig().method, {n: m.options for n, m in METHODS.items()}),
         "model.name": Registry("model", "model", ModelConfig().name, nets),
-        "data.name": Registry("data set", "data", DataConfig().name, {n: (d.options or ConfigTable) for n, d in DATASETS.items()}),
+        "data.name": Registry(
+            "data set", "data", DataConfig().name, {n: (d.options or ConfigTable) for n, d in DATASETS.items()}
+        ),
         "loss.name": Registry("loss", "loss", LossConfig().name, {n: o.options for n, o in OBJECTIVES.items()}),
     }
 

@@ -123,7 +123,7 @@ def _train(
 
 def _conv_rule(config: RunConfig, device: torch.device) -> dict[str, Any] | None:
     """What decides how convolutions are computed; None where all are torch's or event-driven."""
-    if config.model.conv_impl != "auto" or config.model.ann or device.type != "cpu" or native.load()[1]:
+    if config.model.conv_impl != "auto" or config.model.ann or device.type != "cpu" or library.load()[1]:
         return None
     return {"rule": rule.VERSION, "simd": library.level()}
 

@@ -68,8 +68,6 @@ def weight_grad(x: Tensor, weight: Tensor, grad: Tensor, padding: int) -> Tensor
     _check(weight, padding, x=(x, (g.N, g.C_in, g.H, g.W)), gradient=(grad, (g.N, g.C_out, g.OH, g.OW)))
     rows, g_rows, dw = rows_of(x), rows_of(grad), floats(g.C_out, 3, 3, g.C_in)
     lib.done(
-        lib.library().mpd_agl_winograd_weight_grad(
-            ctypes.byref(g), rows.data_ptr(), g_rows.data_ptr(), dw.data_ptr()
-        )
+        lib.library().mpd_agl_winograd_weight_grad(ctypes.byref(g), rows.data_ptr(), g_rows.data_ptr(), dw.data_ptr())
     )
     return channels_first(dw)
