@@ -116,10 +116,11 @@ class SpikingBlock(nn.Module):
         rule = get_method("mpd-agl" if method is None else method)
         kind = get_norm(norm if isinstance(norm, str) else "tdbn")
         channels = channels if synapse is None else out_features(synapse)
+        threshold = 0.5 if v_th is None else v_th
         if neuron is None:
             made = {
                 "tau": 0.2 if tau is None else tau,
-                "v_th": 0.5 if v_th is None else v_th,
+                "v_th": threshold,
                 "surrogate": rule.surrogate_with(surrogate),
                 "detach_reset": bool(detach_reset),
                 "backend": backend or "auto",
@@ -134,8 +135,10 @@ class SpikingBlock(nn.Module):
             raise InputError(
                 f"a block's channels are on axis 2, got a neuron with channel_dim={neuron.channel_dim}. Leave it out."
             )
+        else:
+            v_th_any: Any = neuron.v_th
+            threshold = float(v_th_any.detach().mean() if isinstance(v_th_any, Tensor) else v_th_any)
         if not isinstance(norm, nn.Module) and synapse is not None:
-            threshold = float(torch.as_tensor(neuron.v_th).detach().mean())  # type: ignore[arg-type]
             scale = {"v_th": threshold, "alpha": 1.0 if alpha is None else alpha}
             norm = kind.norm(channels, **scale, num_steps=num_steps)
         self.synapse = synapse
