@@ -122,6 +122,7 @@ class SpikingBlock(nn.Module):
             channels = out_features(synapse)
         self.synapse, self.conv_impl = synapse, checked_impl(conv_impl)
         self.sources = tuple(sources)  # a tuple: the network has them already
+        norm_v_th = v_th or 0.5
         if neuron is None:
             options["surrogate"] = rule.surrogate_with(surrogate)
             if synapse is None and not sources and kind.neuron is None:  # nothing to predict moments from: measured
@@ -130,12 +131,13 @@ class SpikingBlock(nn.Module):
             neuron = make(**options)  # type: ignore[assignment]
         elif kind.neuron is not None:
             raise InputError(f"norm {kind.name!r} makes the block's neuron, got one as well. Leave one of them out.")
+        else:
+            norm_v_th = float(torch.as_tensor(_checked(neuron).v_th).detach().mean())
         self.neuron = _checked(neuron)
         if isinstance(norm, nn.Module):
             _refuse_ignored("norm", ["alpha"] if alpha is not None else [])
         elif synapse is not None:
-            threshold = float(torch.as_tensor(self.neuron.v_th).detach().mean())
-            norm = kind.norm(channels, v_th=threshold, alpha=alpha or 1.0, num_steps=num_steps)
+            norm = kind.norm(channels, v_th=norm_v_th, alpha=alpha or 1.0, num_steps=num_steps)
         self.norm = None if isinstance(norm, str) else norm
         self.width: Width = self.neuron.width or rule.width()
         self.currents = nn.ModuleList(currents)
@@ -206,8 +208,8 @@ class SpikingBlock(nn.Module):
             for current, s_TNC in zip(self.currents, current_inputs, strict=True):
                 x_SNC = x_SNC + current(s_TNC)
         step = StepInput(x_SNC, T, None, residual, given(carried, lambda c: c.state), want_state=carried is not None)
-        # Without gradients a width costs nothing; a neuron of its own may read it for its outputs in training.
-        if torch.is_grad_enabled() or (self.training and neuron is None):
+        # Without gradients no width is computed, unless the neuron may read it for its outputs in training.
+        if self.neuron.wants_widths if neuron is not None else torch.is_grad_enabled() or self.training:
             step = step._replace(widths=self.widths(step, norm))
         if neuron is None:  # called, so that its hooks fire
             spikes: Tensor = self.neuron(x_SNC, step.widths, num_steps=T, residual=residual, carried=carried)
