@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from mpd_agl.train.objectives import stage_ends
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,10 +20,18 @@ from mpd_agl.models import Network, create_model
 from mpd_agl.models.plan import InferencePlan
 from mpd_agl.nn import SpikingBlock, TdBatchNorm, event_layers, fold
 from mpd_agl.ops import backends_here
+from mpd_agl.rivals.objectives import (
+    HeadOptions,
+    LocalTandem,
+    Robust,
+    RobustOptions,
+    ShortcutHeads,
+    stage_ends,
+)
 from mpd_agl.train.attacks import Pixels
-from mpd_agl.train.config import LossConfig, OptimConfig
-from mpd_agl.train.losses import build_loss
-from mpd_agl.train.objective import Distill, LocalTandem, Objective, Robust, ShortcutHeads
+from mpd_agl.train.config import OptimConfig
+from mpd_agl.train.losses import cross_entropy, tet
+from mpd_agl.train.objective import Distill, DistillOptions, Objective
 from mpd_agl.train.optim import build_optimizer
 
 CHECKED_SAMPLES = 4
@@ -187,23 +194,22 @@ def build(name: str, workload: Workload) -> Callable[[], float]:
 
 def objective_of(workload: Workload, net: nn.Module) -> Objective | None:
     """What the workload's loss needs beside the output; teachers have random weights, which cost the same."""
-    c = LossConfig(name=workload.loss)  # type: ignore[arg-type]
-    loss = build_loss(c)
     if workload.loss == "ce":
         return None
     if workload.loss == "tet":
-        return Objective(loss)
+        return Objective(tet)
     assert isinstance(net, Network)
     if workload.loss == "robust":
-        half = (0.5,) * net.options.in_channels
-        return Robust(loss, Pixels(half, half), eps=c.robust_eps, step=c.robust_step, weight=c.robust_weight)
+        half, r = (0.5,) * net.options.in_channels, RobustOptions()
+        return Robust(cross_entropy, Pixels(half, half), eps=r.robust_eps, step=r.robust_step, weight=r.robust_weight)
     if workload.loss == "shortcut-heads":
-        return ShortcutHeads(loss, stage_ends(net), net.options.num_classes, share=c.head_share)
-    teacher = create(workload, ann=True)
+        share = HeadOptions().head_share
+        return ShortcutHeads(cross_entropy, stage_ends(net), net.options.num_classes, share=share)
+    teacher, d = create(workload, ann=True), DistillOptions()
     if workload.loss == "distill":
-        return Distill(loss, teacher, share=c.distill_share, temperature=c.distill_temperature)
+        return Distill(cross_entropy, teacher, share=d.distill_share, temperature=d.distill_temperature)
     names = [n for n, m in net.named_modules() if isinstance(m, SpikingBlock)]
-    return LocalTandem(loss, teacher, names, "readout", weight=c.ltl_weight)
+    return LocalTandem(cross_entropy, teacher, names, "readout", weight=1.0)
 
 
 def convolutions(workload: Workload) -> Callable[[], float]:

@@ -69,7 +69,7 @@ def _config(task: dict[str, Any], **model: Any) -> Any:
     options = {"num_steps": task["T"], "width_mult": task["width_mult"], **model}
     train = {"batch_size": task["batch"], "precision": task.get("precision", "float32"), "device": task["device"]}
     given = {"method": task.get("method", "mpd-agl"), "model": options, "train": train}
-    return resolve(merge(read_preset("cifar10-resnet19-t2"), given))
+    return resolve(merge(read_preset("cifar10-resnet19"), given))
 
 
 def _network(config: Any, device: str) -> Any:

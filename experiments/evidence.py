@@ -17,7 +17,7 @@ METHODS = (FIXED, TUNED_FIXED, "lsg", PAPER, "mpd-agl-exact", "mpd-quantile", "p
 
 DATA = {"digits": "digits", "cifar10": "CIFAR-10"}
 NETWORKS = {"cnn8": "CNN-8", "resnet19": "ResNet-19"}
-_PRESETS = {"digits": "demo", "cifar10": "cifar10-resnet19-t2"}
+_PRESETS = {"digits": "demo", "cifar10": "cifar10-resnet19"}
 _SHARED: dict[str, dict[str, Any]] = {
     "digits": {"train.epochs": 4, "train.batch_size": 50},
     "cifar10": {"data.train_samples": 10_000, "train.epochs": 8, "train.batch_size": 100},

@@ -107,12 +107,11 @@ class Pool:
 
         A teacher is the same run as an ANN; adversarial fine-tuning starts from the same run without the adversary.
         """
-        plain = {"loss": config.loss.model_copy(update={"name": "ce"})}
-        if config.loss.name in ("ltl", "distill") and not config.loss.teacher:
-            ann = config.model.model_copy(update={"ann": True})
-            return {"loss.teacher": config.model_copy(update={**plain, "model": ann})}
+        plain = merge(config.model_dump(), {"loss": {"name": "ce"}})
+        if config.loss.name in ("ltl", "distill") and not getattr(config.loss, "teacher", ""):
+            return {"loss.teacher": resolve(merge(plain, {"model": {"ann": True}}))}
         if config.loss.name == "robust" and not config.model.weights:
-            return {"model.weights": config.model_copy(update=plain)}
+            return {"model.weights": resolve(plain)}
         return {}
 
     def train(self, config: RunConfig, display: Display) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.axes
 import torch
-from mpd_agl.train.objectives import state_from_card
 
 from experiments.costs import Costs
 from experiments.pool import Pool, guess, run_name
@@ -16,8 +15,10 @@ from experiments.study import Group, Study, Variant, label, split_method
 from experiments.tuning import Choice, candidates, choose, is_tuned
 from mpd_agl import records
 from mpd_agl.data.registry import get
+from mpd_agl.data.types import EventOptions
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import list_pretrained, pretrained_card
+from mpd_agl.options import part
 from mpd_agl.report import draw
 from mpd_agl.report.runs import check_comparable, read_run
 from mpd_agl.report.section import PageSection, markdown
@@ -27,6 +28,7 @@ from mpd_agl.train.console import duration
 from mpd_agl.train.dry_run import random_set
 from mpd_agl.train.observe import Display
 from mpd_agl.train.resolve import resolve
+from mpd_agl.train.start_from import state_from_card
 from mpd_agl.train.step import check_precision
 
 
@@ -139,7 +141,8 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
         wanted |= {run_name(c): c for c in (*request.configs(), *request.tuning()) if not done(c)}
     built, read = set(), set()
     for name, config in wanted.items():
-        network = (config.method, config.model, config.data.name, config.data.frame_size, config.train.device)
+        size = part(EventOptions, config.data).frame_size
+        network = (config.method, config.model, config.data.name, size, config.train.device)
         data = (config.data, config.model.num_steps if get(config.data.name).kind == "events" else 0)
         try:
             if network not in built:

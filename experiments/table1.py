@@ -30,8 +30,9 @@ class Rival:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-_C10, _TINY = ("cifar10-resnet19-t2", "CIFAR-10", "2"), ("tinyimagenet-vgg13", "Tiny-ImageNet", "4")
-_C10_T4, _C100_T4 = (("cifar10-resnet19-t4", "CIFAR-10", "4"), ("cifar100-resnet19-t4", "CIFAR-100", "4"))
+_C10, _TINY = ("cifar10-resnet19", "CIFAR-10", "2"), ("tinyimagenet-vgg13", "Tiny-ImageNet", "4")
+_C10_T4, _C100_T4 = (("cifar10-resnet19", "CIFAR-10", "4"), ("cifar100-resnet19", "CIFAR-100", "4"))
+_T4 = {"model.num_steps": 4}
 _DVS = ("cifar10dvs-vggsnn", "CIFAR10-DVS", "10")
 _TCJA = {"model.name": "ms-resnet18", "model.attention": "tcja"}
 _STATTEN = {"model.name": "statten", "model.depth": 2}
@@ -48,12 +49,12 @@ RIVALS = (
     Rival("s2nn", *_C10[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
     Rival("ltl", *_C10[:2], "8", changes={"loss.name": "ltl", **NEEDS["ltl"]}),
     Rival("sew-resnet18", *_C10, changes={"model.name": "sew-resnet18"}),
-    Rival("ms-resnet18", *_C10_T4, changes={"model.name": "ms-resnet18"}),
-    Rival("tcja", *_C10_T4, changes=_TCJA),
-    Rival("statten", *_C10_T4, changes=_STATTEN),
-    Rival("tab", "cifar100-resnet19-t2", "CIFAR-100", "2", changes={"model.norm": "tab"}),
-    Rival("tcja", *_C100_T4, changes=_TCJA),
-    Rival("statten", *_C100_T4, changes=_STATTEN),
+    Rival("ms-resnet18", *_C10_T4, changes={"model.name": "ms-resnet18", **_T4}),
+    Rival("tcja", *_C10_T4, changes=_TCJA | _T4),
+    Rival("statten", *_C10_T4, changes=_STATTEN | _T4),
+    Rival("tab", "cifar100-resnet19", "CIFAR-100", "2", changes={"model.norm": "tab"}),
+    Rival("tcja", *_C100_T4, changes=_TCJA | _T4),
+    Rival("statten", *_C100_T4, changes=_STATTEN | _T4),
     Rival("tet", *_DVS, changes={"loss.name": "tet"}),
     Rival("tcja", *_DVS, changes={"model.attention": "tcja"}),
     Rival("ltl", *_TINY[:2], "8", changes={"loss.name": "ltl", **NEEDS["ltl"]}),
@@ -78,7 +79,7 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     for data, recipe, steps in PLACES:
         for T in steps:
             chosen = methods if T == 2 else [m for m in methods if m == REFERENCE]
-            out += _each(f"{recipe}-t{T}", chosen, {"data": data, "T": str(T)})
+            out += _each(recipe, chosen, {"data": data, "T": str(T)}, {"model.num_steps": T})
     out += _each("cifar10dvs-vggsnn", methods, {"data": "CIFAR10-DVS", "T": "10"})
     starred = [m for m in methods if m == REFERENCE]
     out += _each("cifar10dvs-vggsnn-tet", starred, {"data": "CIFAR10-DVS", "T": "10", "star": "*"})
@@ -91,9 +92,11 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     ]
 
 
-def _each(preset: str, methods: Sequence[str], at: Mapping[str, str]) -> list[Variant]:
+def _each(
+    preset: str, methods: Sequence[str], at: Mapping[str, str], fixed: Mapping[str, Any] | None = None
+) -> list[Variant]:
     """A recipe with each method, and what the method needs beyond its name."""
-    return [Variant(preset=preset, method=m, changes=NEEDS.get(m, {}), at=at) for m in methods]
+    return [Variant(preset=preset, method=m, changes={**(fixed or {}), **NEEDS.get(m, {})}, at=at) for m in methods]
 
 
 def show(groups: Sequence[Group]) -> PageSection:

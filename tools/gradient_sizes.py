@@ -36,7 +36,7 @@ from mpd_agl.report import draw
 from mpd_agl.train import build
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.losses import cross_entropy
-from mpd_agl.train.objectives import start_from
+from mpd_agl.train.start_from import start_from
 
 OUT, PAGE = Path("docs/results"), Path("docs/evidence.md")
 WHAT = "tools.gradient_sizes"
