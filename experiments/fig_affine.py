@@ -12,7 +12,7 @@ PANELS = ("gamma", "beta", "gamma-channels", "beta-channels")
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """CNN-8 in place of ResNet-19: the paper does not specify its 8-layer network."""
-    return per_method("cifar10-resnet19-t2", methods, model__name="cnn8")
+    return per_method("cifar10-resnet19", methods, model__name="cnn8")
 
 
 def show(groups: Sequence[Group]) -> PageSection:

@@ -20,7 +20,7 @@ LAYER = 7
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
-    return per_method("cifar10-resnet19-t2", methods)
+    return per_method("cifar10-resnet19", methods)
 
 
 def main_path(run: Run) -> list[str]:

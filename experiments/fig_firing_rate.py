@@ -11,7 +11,7 @@ from mpd_agl.report.section import PageSection, Table, mean
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
-    return per_method("cifar10-resnet19-t2", methods)
+    return per_method("cifar10-resnet19", methods)
 
 
 def rates(group: Group) -> dict[str, float]:

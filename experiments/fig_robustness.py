@@ -9,7 +9,7 @@ from mpd_agl.report.section import PageSection, Table
 
 THRESHOLDS, DECAYS = (0.5, 0.75, 1.0), (0.2, 0.5)
 NETWORKS = {"resnet19": "ResNet-19", "resnet18": "ResNet-18", "vgg11": "VGG-11", "vgg16": "VGG-16"}
-RECIPE = "cifar100-resnet19-t2"
+RECIPE = "cifar100-resnet19"
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:

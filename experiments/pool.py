@@ -26,7 +26,7 @@ def run_name(config: RunConfig) -> str:
     """One readable name per configuration. Fields at their defaults do not count: new fields rename no old runs.
 
     >>> run_name(RunConfig(seed=1)), run_name(RunConfig(seed=1)) == run_name(RunConfig(seed=2))
-    ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
+    ('cifar10-resnet19-mpd-agl-s1-a4bbadc1', False)
     """
     flat = flatten(config.model_dump(mode="json", exclude_defaults=True))
     kept = {name: value for name, value in sorted(flat.items()) if _counts(name, value)}
@@ -98,12 +98,11 @@ class Pool:
 
         A teacher is the same run as an ANN; adversarial fine-tuning starts from the same run without the adversary.
         """
-        plain = {"loss": config.loss.model_copy(update={"name": "ce"})}
-        if config.loss.name in ("ltl", "distill") and not config.loss.teacher:
-            ann = config.model.model_copy(update={"ann": True})
-            return {"loss.teacher": config.model_copy(update={**plain, "model": ann})}
+        plain = merge(config.model_dump(), {"loss": {"name": "ce"}})
+        if config.loss.name in ("ltl", "distill") and not getattr(config.loss, "teacher", ""):
+            return {"loss.teacher": resolve(merge(plain, {"model": {"ann": True}}))}
         if config.loss.name == "robust" and not config.model.weights:
-            return {"model.weights": config.model_copy(update=plain)}
+            return {"model.weights": resolve(plain)}
         return {}
 
     def train(self, config: RunConfig, display: Display) -> None:

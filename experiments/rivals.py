@@ -45,7 +45,7 @@ ROWS = (
     Row("tab", "TAB", "norm", fixed={"model.norm": "tab"}),
     Row("mpbn", "MPBN", "norm", fixed={"model.norm": "mpbn"}),
     Row("tcja", "TCJA", "attention", fixed={"model.attention": "tcja"}),
-    Row("mp-init", "MP-Init + TrSG", "method", "trsg", {"model.start": "mp-init"}),
+    Row("mp-init", "MP-Init + TrSG", "method", "mp-init-trsg"),
     Row("tet", "TET", "training", fixed={"loss.name": "tet"}),
     Row("shortcut-heads", "shortcut heads", "training", fixed={"loss.name": "shortcut-heads"}),
     Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", **NEEDS["ltl"]}),

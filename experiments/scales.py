@@ -47,18 +47,24 @@ def table_at(variant: Variant, study: Study, scale: str) -> Flat:
             "smoke": {**_SMOKE_ALL, "data.name": "mnist5k"},
             "paper": _full(recipe),
         }
-        return recipe | own_scale[scale] | dict(variant.fixed)
+        return _over(recipe, own_scale[scale] | dict(variant.fixed))
     events = recipe["data.name"] == "cifar10dvs"
     if scale == "cpu":
-        recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
+        recipe = _over(recipe, {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu})
     elif scale == "smoke":
-        recipe |= {**_SMOKE_ALL, "data.name": "mnist5k"}
+        recipe = _over(recipe, {**_SMOKE_ALL, "data.name": "mnist5k"})
         if events or recipe["model.name"] in _LARGE:
-            recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 32 if recipe["model.name"] in _LARGE else 16}
+            size = 32 if recipe["model.name"] in _LARGE else 16
+            recipe = _over(recipe, {"data.name": "mnist5k-dvs", "data.frame_size": size})
         recipe |= {"model.num_steps": min(recipe["model.num_steps"], 6), **study.smoke}
     elif scale != "paper":
         raise unknown_name("scale", scale, SCALES)
     return recipe
+
+
+def _over(recipe: Flat, values: Mapping[str, Any]) -> Flat:
+    """Values over a recipe; where they name another data set, it takes none of the old one's options."""
+    return flatten(merge(nest(recipe), nest(values)))
 
 
 def _full(recipe: Flat) -> Flat:
@@ -109,7 +115,7 @@ def departures(variants: Iterable[Variant], study: Study, scale: str, changes: M
         words = [
             f"{_NAMES.get(f, f)} {_words(f, here[f])} instead of {_words(f, paper[f])}"
             for f in here
-            if here[f] != paper[f] and f not in NO_DEPARTURE
+            if f in paper and here[f] != paper[f] and f not in NO_DEPARTURE
         ]
         by_recipe.setdefault(variant.preset, {}).update(dict.fromkeys(words))
     if not by_recipe:

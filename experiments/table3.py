@@ -7,7 +7,7 @@ from experiments.seeds import difference, paired, points
 from experiments.study import Group, Study, Variant, cells, find, label, methods_of, per_method
 from mpd_agl.report.section import PageSection, Table
 
-DATA = {"CIFAR-10": "cifar10-resnet19-t2", "CIFAR-100": "cifar100-resnet19-t2"}
+DATA = {"CIFAR-10": "cifar10-resnet19", "CIFAR-100": "cifar100-resnet19"}
 METHODS = (
     *("stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile"),
     *("psg", "asgl", "deeptage", "mpd-gain"),

@@ -13,7 +13,7 @@ BASE = "stbp-tdbn"
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """Three epochs each: time does not need 150."""
-    return per_method("cifar10-resnet19-t2", methods, train__epochs=3)
+    return per_method("cifar10-resnet19", methods, train__epochs=3)
 
 
 def seconds(group: Group, part: str) -> float:

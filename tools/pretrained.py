@@ -277,7 +277,7 @@ def _age(start: dict[str, Any]) -> str:
 
 def differences(config: dict[str, Any], num_steps: int) -> str:
     """The command's options: the preset of the network at this T, and what differs from it."""
-    preset = f"{config['data']['name']}-{config['model']['name']}-t{num_steps}"
+    preset = f"{config['data']['name']}-{config['model']['name']}"
     try:
         base = read_preset(preset)
     except InputError:

@@ -242,7 +242,7 @@ def test_dry_run_without_the_data(
     monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path))
     options = [
         "--preset",
-        "cifar10-resnet19-t2",
+        "cifar10-resnet19",
         "--model.name",
         "cnn8",
         "--model.width_mult",
@@ -266,7 +266,7 @@ BAD: list[tuple[str, str]] = [
     ("--preset demo --data.train-samples 9999", "data.train_samples is 9999, and mnist5k has 4000"),
     ("--preset demo --data.train-samples 9999 --dry-run", "data.train_samples is 9999, and mnist5k has 4000"),
     (
-        "--preset cifar10-resnet19-t2 --no-data.download --data.train-samples 50001 --dry-run",
+        "--preset cifar10-resnet19 --no-data.download --data.train-samples 50001 --dry-run",
         "data.train_samples is 50001, and cifar10 has 50000",
     ),
     (
@@ -283,7 +283,7 @@ BAD: list[tuple[str, str]] = [
     ("--config nowhere.toml", "no configuration at nowhere.toml"),
     ("--resume nowhere", "nowhere is not there"),
     ("--resume nowhere --overwrite", "--overwrite does not go with --resume"),
-    ("--preset cifar10-resnet19-t2 --no-data.download --data.data-dir nowhere", "nowhere"),
+    ("--preset cifar10-resnet19 --no-data.download --data.data-dir nowhere", "nowhere"),
 ]
 
 

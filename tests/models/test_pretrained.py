@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mpd_agl.train.objectives import start_from
 from PIL import Image
 
 from mpd_agl.cli import main
@@ -15,6 +14,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, list_pretrained, pretrained, pretrained_card
 from mpd_agl.train.load_run import load_run
 from mpd_agl.train.resolve import resolve
+from mpd_agl.train.start_from import start_from
 from tools import pretrained as tool
 
 

@@ -28,12 +28,8 @@ from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
 PAPER = {
-    "cifar10-resnet19-t2": ("resnet19", "cifar10", 2),
-    "cifar10-resnet19-t4": ("resnet19", "cifar10", 4),
-    "cifar10-resnet19-t6": ("resnet19", "cifar10", 6),
-    "cifar100-resnet19-t2": ("resnet19", "cifar100", 2),
-    "cifar100-resnet19-t4": ("resnet19", "cifar100", 4),
-    "cifar100-resnet19-t6": ("resnet19", "cifar100", 6),
+    "cifar10-resnet19": ("resnet19", "cifar10", 2),
+    "cifar100-resnet19": ("resnet19", "cifar100", 2),
     "cifar10dvs-vggsnn": ("vggsnn", "cifar10dvs", 10),
     "cifar10dvs-vggsnn-tet": ("vggsnn", "cifar10dvs", 10),
     "tinyimagenet-vgg13": ("vgg13", "tinyimagenet", 4),

@@ -7,7 +7,11 @@ import argparse
 from importlib import import_module
 from typing import get_args
 
+from mpd_agl.cli import COMMANDS
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.options import FLAGS, VALUES
+from mpd_agl.train.presets import list_presets
+from mpd_agl.train.resolve import fields_of, registries
 
 SCRIPT = r"""_mpd_agl() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=""
@@ -40,11 +44,6 @@ def run(argv: list[str]) -> int:
 
 def script() -> str:
     """The script for bash; zsh reads it through bashcompinit."""
-    from mpd_agl.cli import COMMANDS
-    from mpd_agl.cli.options import FLAGS, VALUES
-    from mpd_agl.train.presets import list_presets
-    from mpd_agl.train.resolve import fields_of, registries
-
     fields = fields_of()
     choices = {path: sorted(registry.entries) for path, registry in registries().items()}
     choices["preset"] = sorted(list_presets())

@@ -6,18 +6,23 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpd_agl.cli.options import Options, parse
+from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
+from mpd_agl.records import RunRecord
 from mpd_agl.train.config import RunConfig
+from mpd_agl.train.console import Mute, build_display, duration
+from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
+from mpd_agl.train.dry_run import measure
+from mpd_agl.train.observe import Display
 from mpd_agl.train.presets import read_preset
 from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.train.resuming import began_in_this_launch
 from mpd_agl.train.runfolder import check_name, check_run, find_run
-
-if TYPE_CHECKING:
-    from mpd_agl.records import RunRecord
-    from mpd_agl.train.observe import Display
+from mpd_agl.train.signals import EXIT_SAVED, Stopped
+from mpd_agl.train.training import resume, start
 
 EXIT_BAD = 2
 
@@ -63,8 +68,6 @@ def prepare(options: Options) -> Task:
 
 
 def _help(options: Options) -> int:
-    from mpd_agl.cli.trainhelp import help_text
-
     print(help_text(read_preset(options.values["preset"]) if "preset" in options.values else {}), end="")
     return 0
 
@@ -116,10 +119,6 @@ def _prepare_resume(options: Options) -> Task:
 
 def _train(task: Task) -> int:
     """Start or resume, on this process or as one of several, and tell how it ended."""
-    from mpd_agl.train.console import Mute, build_display
-    from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost
-    from mpd_agl.train.signals import EXIT_SAVED, Stopped
-
     flags, path = task.options.flags, task.path
     as_json = "json" in flags
     display = build_display("json" if as_json else "quiet" if "quiet" in flags else "auto") if rank() == 0 else Mute()
@@ -144,10 +143,6 @@ def _train(task: Task) -> int:
 
 
 def _start_or_resume(task: Task, display: "Display") -> "RunRecord":
-    from mpd_agl.train.distributed import connect
-    from mpd_agl.train.resuming import began_in_this_launch
-    from mpd_agl.train.training import resume, start
-
     path, config, overwrite = task.path, task.config, "overwrite" in task.options.flags
     with connect() as ranks:
         if config is None:
@@ -166,8 +161,6 @@ def _say(text: str, where: Any = None) -> None:
 
 
 def _result(record: "RunRecord", path: Path) -> str:
-    from mpd_agl.train.console import duration
-
     final, best = record.final or {}, record.best_on_test or {}
     held_out = record.config["data"].get("holdout")
     scored, where = ("validation", "held-out samples") if held_out else ("test", "test set")
@@ -180,9 +173,6 @@ def _result(record: "RunRecord", path: Path) -> str:
 
 def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     """Print the configuration, and what it would cost."""
-    from mpd_agl.train.console import duration
-    from mpd_agl.train.dry_run import measure
-
     e = measure(config)  # first: an error stands alone
     if as_json:
         print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))

@@ -25,13 +25,13 @@ def out_features(synapse: nn.Module) -> int:
     raise InputError(f"a synapse must be nn.Conv2d or nn.Linear, got {type(synapse).__name__}.")
 
 
-def input_shape(synapse: nn.Module | None, s_SNC: Tensor) -> tuple[int, ...]:
+def input_shape(synapse: nn.Module | None, s_SNC: Tensor) -> tuple[int | str, ...]:
     """The axes behind time and batch that a synapse takes; H and W, and without a synapse also C, are free."""
     if isinstance(synapse, nn.Linear):
         return (synapse.in_features,)
     if isinstance(synapse, nn.Conv2d):
-        return (synapse.in_channels, *(s_SNC.shape[3:] if s_SNC.dim() == 5 else (-1, -1)))
-    return tuple(s_SNC.shape[2:]) if s_SNC.dim() in (3, 5) else (-1,)
+        return (synapse.in_channels, *(s_SNC.shape[3:] if s_SNC.dim() == 5 else ("H", "W")))
+    return tuple(s_SNC.shape[2:]) if s_SNC.dim() in (3, 5) else ("C", "H", "W")
 
 
 def is_plain(layer: nn.Module) -> bool:

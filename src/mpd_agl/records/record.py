@@ -10,6 +10,7 @@ from typing import Any
 from mpd_agl.errors import InputError
 
 SCHEMA = 1
+AGAIN = "A resumed run writes it again."
 STATES = ("running", "stopped", "failed", "finished")
 
 
@@ -62,7 +63,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         if self.status not in STATES:
-            raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.")
+            raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.", "torn-record")
 
     @property
     def method(self) -> str:
@@ -87,26 +88,28 @@ def read_record(path: Path) -> RunRecord:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made."
+            f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made.",
+            "no-file",
         ) from None
     except OSError as error:
         raise InputError(f"the run record {path} cannot be read ({error.strerror}). Check the path.") from None
     except (ValueError, RecursionError) as error:
-        raise TornRecord(f"the run record {path} is no JSON ({error}).") from None
+        raise TornRecord(f"the run record {path} is no JSON ({error}). {AGAIN}") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise InputError(
             f"the run record {path} has schema {got!r}, and this version reads {SCHEMA}. "
-            "Read it with the version that wrote it."
+            "Read it with the version that wrote it.",
+            "other-version",
         )
     known = {f.name for f in fields(RunRecord)}
     needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
     wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
     if wrong:
-        raise TornRecord(f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). ")
+        raise TornRecord(f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). {AGAIN}")
     for name, kinds in _KINDS.items():
         if not isinstance(raw.get(name, kinds[0]()), kinds):
-            raise TornRecord(f"the run record {path} has a {type(raw[name]).__name__} as its {name}. ")
+            raise TornRecord(f"the run record {path} has a {type(raw[name]).__name__} as its {name}. {AGAIN}")
     return RunRecord(**raw)
 
 
@@ -121,7 +124,8 @@ def reading(what: object) -> Iterator[None]:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise InputError(
             f"the records of {what} are not what was written ({reason[:120]}). "
-            "Bring them back from a copy, or train it again."
+            "Bring them back from a copy, or train it again.",
+            "torn-record",
         ) from error
 
 
@@ -147,7 +151,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"no metrics at {path} ({error.strerror}). Give a run folder that `mpd-agl train` made."
+            f"no metrics at {path} ({error.strerror}). Give a run folder that `mpd-agl train` made.",
+            "no-file",
         ) from None
     lines = text.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -161,6 +166,6 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if number == len(lines):  # no newline behind it: half-written
                 return
             raise InputError(
-                f"line {number} of {path} is no JSON object. Resume the run, which repairs the file."
+                f"line {number} of {path} is no JSON object. Resume the run, which repairs the file.", "torn-metrics"
             ) from None
         yield found

@@ -141,12 +141,14 @@ def _checkpoint(path: Path, which: str, note: Callable[[str], None]) -> checkpoi
     root = path / "checkpoints"
     saved = checkpoint.newest(root, note, set_aside=False)
     if saved is None:
-        raise InputError(f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.")
+        raise InputError(
+            f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.", "no-weights"
+        )
     if which == "last":
         return saved
     best = saved.state["progress"]["best"]
     if best is None:
-        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.")
+        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.", "no-weights")
     at = checkpoint.Position(best["epoch"], best["step"])
     try:
         return checkpoint.read(root / at.folder)

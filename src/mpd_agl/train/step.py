@@ -220,7 +220,7 @@ class Stepper:
 def check_precision(precision: str, device: torch.device) -> None:
     """Refuse a precision that the device cannot train in."""
     if precision == "float16" and device.type != "cuda":
-        raise InputError(f"train.precision float16 needs a GPU, got device {device}. Use bfloat16 or float32.")
+        raise InputError(f"train.precision float16 needs a GPU, got {device}. Use bfloat16 or float32.", "no-gpu")
 
 
 def bad(tensor: Tensor) -> bool:
