@@ -26,7 +26,7 @@ def show(groups: Sequence[Group]) -> PageSection:
 STUDY = Study(
     name="fig-affine",
     title="Figure 2: gamma and beta of tdBN over training, CNN-8",
-    paper="gamma and beta leave their start, and channels grow apart, as training goes on.",
+    paper="gamma and beta leave their start, and channels grow apart, as training continues.",
     variants=variants,
     show=show,
     methods=("stbp-tdbn",),

@@ -1,4 +1,4 @@
-"""Table 1: accuracy on the four data sets, the published rivals beside it."""
+"""Table 1: accuracy on the four data sets, with the published rivals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,7 +78,7 @@ def _each(
 
 
 def show(groups: Sequence[Group]) -> PageSection:
-    """Ours first in each data set, then the quoted rows."""
+    """In each data set the rows trained here, then the quoted ones."""
     rows = []
     for data in dict.fromkeys(g.variant.at["data"] for g in groups):
         for g in (g for g in groups if g.variant.at["data"] == data and g.runs):

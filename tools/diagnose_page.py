@@ -20,7 +20,7 @@ from mpd_agl.nn import LIF
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURES = ROOT / "docs/diagnose.md", "results/illness"
-BEGIN, END = "<!-- illnesses: begin -->", "<!-- illnesses: end -->"
+BEGIN, END = "<!-- problems: begin -->", "<!-- problems: end -->"
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def half_dead() -> Diagnosis:
 
 class Case(NamedTuple):
     file: str
-    illness: str
+    problem: str
     look: str
     make: Callable[[], Diagnosis]
 
@@ -112,9 +112,9 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = case.make()
-        finding = next((f for f in found.findings if f.illness == case.illness), None)
-        if (finding is None) != (case.illness == ""):
-            raise SystemExit(f"{case.file}: expected {case.illness!r}, got {[f.illness for f in found.findings]}")
+        finding = next((f for f in found.findings if f.illness == case.problem), None)
+        if (finding is None) != (case.problem == ""):
+            raise SystemExit(f"{case.file}: expected {case.problem!r}, got {[f.illness for f in found.findings]}")
         found.plot(folder / f"{case.file}.png")
         small(folder / f"{case.file}.png")
         lines += section(case, finding)
@@ -131,18 +131,18 @@ def small(path: Path) -> None:
 
 
 def section(case: Case, finding: Finding | None) -> list[str]:
-    title = case.illness[:1].upper() + case.illness[1:] if case.illness else "A healthy network"
+    title = case.problem[:1].upper() + case.problem[1:] if case.problem else "A healthy network"
     out = [f"### {title}", ""]
     if finding is not None:
         out += wrap(f"**What `diagnose` says**, {finding.where}: {finding.figure}. {finding.why}")
-        out += wrap(f"**The cure**: {code(finding.cure)}.")
+        out += wrap(f"**The fix**: {code(finding.cure)}.")
     out += wrap(f"**In the picture**: {case.look}")
     return [*out, f"![{title}: potentials, firing rates and gradients per layer]({PICTURES}/{case.file}.png)", ""]
 
 
-def code(cure: str) -> str:
-    """A cure that is a line of code, set as code."""
-    return f"`{cure}`" if "(" in cure and "`" not in cure else cure
+def code(fix: str) -> str:
+    """A fix that is a line of code, set as code."""
+    return f"`{fix}`" if "(" in fix and "`" not in fix else fix
 
 
 def wrap(text: str) -> list[str]:

@@ -54,7 +54,7 @@ def test_another_weight_or_decay_is_seen(name):
 
 @pytest.mark.skipif(find_spec("spikingjelly") is None, reason="SpikingJelly is not installed")
 def test_spikingjelly_gives_the_same_gradients_where_the_width_is_fixed():
-    """Method `trainable-decay` is what SpikingJelly can do: its gradients are ours, in float64."""
+    """Method `trainable-decay` is what SpikingJelly can do: its gradients are the same in float64."""
     setting = replace(SMALL, method="trainable-decay")
     ours = equivalence.reference(contenders.network(setting))
     theirs = peers.rebuild(contenders.network(setting), "spikingjelly").double()

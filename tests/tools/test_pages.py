@@ -78,4 +78,4 @@ def test_every_figure_is_its_records(capsys):
 
 def test_pages_of_other_programs_are_what_they_write():
     assert faults.table(ROOT / "docs/results/faults") in (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    assert (ROOT / "docs/pretrained.md").read_text(encoding="utf-8") == pretrained.page(Path(pretrained.BOX))
+    assert (ROOT / "docs/pretrained.md").read_text(encoding="utf-8") == pretrained.page(Path(pretrained.CARDS))
