@@ -25,7 +25,7 @@ def test_a_record_is_written_cell_by_cell_and_continued(tmp_path, monkeypatch, c
     ]
     for cell in record["cells"]:
         assert set(cell["over_dense"]) == {"forward/event", "weight_grad/event"}
-        assert cell["rule"]["event_below"] == rule.EVENT_RATE
+        assert cell["rule"]["event_below"] == rule.EVENT_OVER_DENSE[1]
     assert out.count("[") == 4  # skipping zeros is what the rule takes here
     monkeypatch.setattr(conv_limits, "RATES", (0.1, 0.4))
     measured = []
