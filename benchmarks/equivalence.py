@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mpd_agl.core import batch_moments, lif, tdbn
 from mpd_agl.models import Network
-from mpd_agl.nn import SpikingBlock
+from mpd_agl.nn import SpikingBlock, TdBatchNorm
 
 NEAR = 1e-4
 """Distance of a potential from v_th = 0.5; float32 rounding of the largest layers stays under a tenth of it."""
@@ -84,7 +84,7 @@ def potentials(block: SpikingBlock, s_SNC: Tensor, num_steps: int) -> Tensor:
     y = block.synapse(s_SNC.flatten(0, 1))
     x_SNC = y.view(*s_SNC.shape[:2], *y.shape[1:]).expand(num_steps, -1, *y.shape[1:])
     norm, neuron = block.norm, block.neuron
-    assert norm is not None
+    assert isinstance(norm, TdBatchNorm)
     moments = batch_moments(x_SNC) if block.training else (norm.running_mean, norm.running_var)
     i_TNC = tdbn(x_SNC, norm.weight, norm.bias, *moments, v_th=norm.v_th, alpha=norm.alpha, eps=norm.eps)
     return lif(i_TNC, neuron.tau, torch.ones(num_steps, dtype=i_TNC.dtype), v_th=neuron.v_th)[1]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.equivalence import potentials
 from mpd_agl.core import SURROGATES
 from mpd_agl.nn import SpikingBlock, TdBatchNorm
-from mpd_agl.ops import backends_here
+from mpd_agl.ops import StepInput, backends_here
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
 """The largest difference over the largest value, of gradients that are stored in that dtype."""
@@ -49,7 +49,7 @@ def clear_input(block: SpikingBlock, T: int, S: int, N: int, C: int, dtype: torc
     for _ in range(300):
         with torch.no_grad():
             u_TNC = (potentials(block, x_SNC, T) - block.neuron.v_th).abs()
-            k_T = block.kappa(T).view(T, 1, 1, 1, 1)
+            k_T = block.widths(StepInput(x_SNC, T)).kappa_T.view(T, 1, 1, 1, 1)
         near = ((u_TNC < CLEAR) | ((u_TNC - k_T / 2).abs() < CLEAR) | ((u_TNC - k_T).abs() < CLEAR)).any(0, True)
         if not near.any():
             return x_SNC

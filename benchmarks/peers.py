@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
-from mpd_agl.nn import PLIF, SpikingBlock
+from mpd_agl.nn import PLIF, SpikingBlock, TdBatchNorm
 
 
 class PeerBlock(nn.Module):
@@ -42,7 +42,7 @@ class PeerBlock(nn.Module):
 
 def scaled_weight(block: SpikingBlock) -> Tensor:
     """tdBN's gamma with `alpha v_th` in it, as a plain batch norm takes it."""
-    assert block.norm is not None
+    assert isinstance(block.norm, TdBatchNorm)
     return block.norm.weight.detach() * block.norm.alpha * block.neuron.v_th
 
 
@@ -64,7 +64,7 @@ class SpikingJellyBlock(PeerBlock):
         super().__init__(block)
         from spikingjelly.activation_based import layer, neuron, surrogate
 
-        assert block.norm is not None
+        assert isinstance(block.norm, TdBatchNorm)
         flat = isinstance(block.synapse, nn.Linear)
         kind = layer.ThresholdDependentBatchNorm1d if flat else layer.ThresholdDependentBatchNorm2d
         self.norm = kind(block.norm.alpha, block.neuron.v_th, block.norm.num_features)
@@ -108,7 +108,7 @@ class SnnTorchBlock(PeerBlock):
         import snntorch
         from snntorch import surrogate
 
-        assert block.norm is not None
+        assert isinstance(block.norm, TdBatchNorm)
         flat = isinstance(block.synapse, nn.Linear)
         self.norm = (nn.BatchNorm1d if flat else nn.BatchNorm2d)(block.norm.num_features)
         copy_norm(self.norm, block)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from mpd_agl.train.objectives import state_from_card
 
 from experiments.pool import Pool, run_name
 from experiments.scales import config_at
@@ -15,7 +16,6 @@ from mpd_agl.models import pretrained_card
 from mpd_agl.train import build
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.dry_run import random_set
-from mpd_agl.train.objectives import state_from_card
 from mpd_agl.train.step import check_precision
 
 
@@ -110,7 +110,7 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
         wanted |= {run_name(c): c for c in request.configs() if not request.is_done(c, pool)}
     built, read = set(), set()
     for name, config in wanted.items():
-        network = (config.method, config.model, config.data.name, config.data.frame_size, config.train.device)
+        network = (config.method, config.model, config.data.name, config.data.model_dump(), config.train.device)
         samples = (config.data, config.model.num_steps if get(config.data.name).kind == "events" else 0)
         try:
             if network not in built:

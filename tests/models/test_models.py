@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from tests.refused import refused
 
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, list_models, load_weights, save_weights
 from mpd_agl.nn import METHODS, SpikingBlock, fold, set_chain
+from tests.refused import refused
 
 
 def small(name="cnn8", **options):

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from tests.refused import refused
 
 from mpd_agl.diagnosis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.models.onestep import OneStep
 from mpd_agl.nn import NORMS, TCJA, TdBatchNorm, fold
+from tests.refused import refused
 
 
 def small(name, **options):

@@ -1,13 +1,13 @@
 """A method's option kappa reaches every layer of a network, from the configuration too."""
 
 import pytest
-from tests.refused import refused
 from torch import nn
 
 from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.train.build import build_network
 from mpd_agl.train.resolve import resolve
+from tests.refused import refused
 
 SMALL = {"width_mult": 0.0625}
 

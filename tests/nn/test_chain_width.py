@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from mpd_agl.nn.bounded_size import BoundedSize
+from mpd_agl.nn.moments import Potential
 
 from mpd_agl.core import (
     SURROGATES,
@@ -20,8 +22,6 @@ from mpd_agl.core import (
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, ChainWidth, SpikingBlock, set_chain
-from mpd_agl.nn.bounded_size import BoundedSize
-from mpd_agl.nn.moments import Potential
 
 
 def normal_share(mean, std, kappa, v_th):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mpd_agl.nn.moments import affine_of
 from torch import nn
 
 from mpd_agl import core
@@ -20,7 +21,6 @@ from mpd_agl.nn import (
     predicted,
     share_batch,
 )
-from mpd_agl.nn.moments import affine_of
 
 
 def stirred(norm):

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-
 from mpd_agl.ops.native import load
+
 from tests.nn.shared_batch import SPLITS
 from tests.ranks import on_ranks
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tools.rebuilt import compare
 from tools.rebuilt.checks import imports_rivals
 from tools.rebuilt.planted import plant

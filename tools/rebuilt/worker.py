@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tools.rebuilt import shim
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tools.rebuilt import shim
 
 STEPS, RANKS = 50, 2
 NETWORKS: dict[str, dict[str, Any]] = {

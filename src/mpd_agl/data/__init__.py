@@ -15,6 +15,7 @@ __all__ = [
     "DataSet",
     "EventStream",
     "FrameConfig",
+    "FrameOptions",
     "ImageOptions",
     "LoadOptions",
     "SplitOptions",
