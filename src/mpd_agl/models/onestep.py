@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
-from mpd_agl.nn import Neuron, SpikingBlock, is_folded, synapse_output
+from mpd_agl.nn import Neuron, SpikingBlock, is_folded
+from mpd_agl.nn.synapse import synapse_over_time
 
 States = tuple[Tensor, ...]
 """What every neuron layer keeps of its potential after a step, in the order in which the layers run."""
@@ -52,7 +53,7 @@ class _StepBlock(nn.Module):
     ) -> Tensor:
         """Spikes of this step."""
         assert self.walk is not None
-        i_NC = synapse_output(self.synapse, s_1NC, self.conv_impl)[0]
+        i_NC = synapse_over_time(self.synapse, s_1NC, self.conv_impl)[0]
         for current, added_1NC in zip(self.currents, current_inputs, strict=True):
             i_NC = i_NC + current(added_1NC)[0]
         s_1NC = self.walk.step(self.neuron, i_NC).unsqueeze(0)

@@ -20,7 +20,7 @@ from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import Carried, Neuron
 from mpd_agl.nn.norms import get_norm
 from mpd_agl.nn.potential import TORCH_NORMS, Affine, affines_of
-from mpd_agl.nn.synapse import input_shape, out_features, over_time, synapse_output
+from mpd_agl.nn.synapse import input_shape, out_features, over_time, synapse_over_time
 from mpd_agl.nn.width import Width
 from mpd_agl.ops import LOCAL, CurrentMap, NormSpec, StepInput, Sync, Widths, current_map, fused_step
 from mpd_agl.ops.conv.conv import checked_impl
@@ -41,7 +41,7 @@ class Current(nn.Module):
 
     def forward(self, s_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The current; for one timestep that is shown `num_steps` times it may have one, too."""
-        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
+        x_SNC = synapse_over_time(self.synapse, s_SNC, self.conv_impl)
         return normalised(self.norm, x_SNC, num_steps)
 
 
@@ -200,7 +200,7 @@ class SpikingBlock(nn.Module):
         current_inputs: Sequence[Tensor],
         carried: Carried | None,
     ) -> Tensor:
-        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
+        x_SNC = synapse_over_time(self.synapse, s_SNC, self.conv_impl)
         neuron = self.neuron.spec()
         norm = norm_spec(self.norm) if neuron is not None and not self.currents else None
         if norm is None:

@@ -16,6 +16,11 @@ def over_time(module: Callable[[Tensor], Tensor], x_TNC: Tensor) -> Tensor:
     return y.view(*x_TNC.shape[:2], *y.shape[1:])
 
 
+def synapse_over_time(synapse: nn.Module | None, s_SNC: Tensor, impl: str) -> Tensor:
+    """The output of a synapse, T folded into the batch; None hands its input on."""
+    return s_SNC if synapse is None else over_time(partial(synapse_output, synapse, impl=impl), s_SNC)
+
+
 def out_features(synapse: nn.Module) -> int:
     """Channels that a convolution or a linear layer gives."""
     if isinstance(synapse, nn.Conv2d):
@@ -51,15 +56,8 @@ def layer_output(layer: nn.Conv2d | nn.Linear, x_NC: Tensor, impl: str) -> Tenso
     return convolve(x_NC, layer.weight, layer.bias, stride=stride, padding=padding, impl=impl)
 
 
-def synapse_output(synapse: nn.Module | None, x_SNC: Tensor, impl: str) -> Tensor:
-    """The output of a block's synapse, T folded into the batch; None hands its input on.
-
-    Only torch's own classes are computed by `ops.conv`; other modules are called.
-    """
-    return x_SNC if synapse is None else over_time(partial(_output, synapse, impl=impl), x_SNC)
-
-
-def _output(synapse: nn.Module, x_NC: Tensor, impl: str) -> Tensor:
+def synapse_output(synapse: nn.Module, x_NC: Tensor, impl: str) -> Tensor:
+    """The output of a synapse. Only torch's own classes are computed by `ops.conv`; other modules are called."""
     if type(synapse) in (nn.Conv2d, nn.Linear) and is_plain(synapse) and not called_as_module(synapse):
         return layer_output(synapse, x_NC, impl)  # type: ignore[arg-type]
     y: Tensor = synapse(x_NC)
