@@ -99,7 +99,7 @@ def imports(work: Work) -> Iterator[Line]:
 
 
 def curves(work: Work) -> Iterator[Line]:
-    """50-step loss curves, blocks with state and two processes are 0.2's (3 minutes)"""
+    """50-step loss curves, blocks with state and two processes are 0.2's (3 minutes on a quiet machine)"""
     for group in work.groups or ["demo", "resnet19", "vggsnn", "state", RANKED]:
         old, new = work.both(group)
         for name, result in old.items():

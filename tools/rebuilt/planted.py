@@ -72,7 +72,7 @@ def judge(tree: Path, mutant: Mutant) -> Line:
 
 
 def mutants(folder: Path, jobs: int, chosen: list[str]) -> Iterator[Line]:
-    """planted mutants are killed by the tests that are named, which pass without them (20 minutes)"""
+    """planted mutants are killed by the tests named for them, which pass without (20 minutes on a quiet machine)"""
     trees: Queue[Path] = Queue()
     for i in range(jobs):
         trees.put(copy_tree(folder / f"copy{i}"))
