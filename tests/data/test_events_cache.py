@@ -91,6 +91,16 @@ def test_a_failed_run_is_continued(tmp_path):
     assert names(tmp_path) == ["json", "npy"]
 
 
+def test_a_cut_part_is_made_again(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(np.lib.format, "write_array_header_1_0", lambda *_: (_ for _ in ()).throw(InputError("stop")))
+        with pytest.raises(InputError, match="stop"):
+            build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False)
+    part = sorted(tmp_path.glob("*.parts/*.u8"))[1]
+    part.write_bytes(part.read_bytes()[:-1])
+    np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
+
+
 def test_a_killed_run_is_continued(tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = [sys.argv[2], sys.argv[3]]\n"
