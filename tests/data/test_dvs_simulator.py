@@ -137,7 +137,7 @@ def test_bad_images_are_refused():
 
 
 def test_the_published_comparison_is_within_its_words():
-    """What `tools/compare_dvs.py` of 0.2 measured, and the bounds the documentation gives."""
+    """What `tools/compare_dvs.py` last measured, and the bounds the documentation gives."""
     record = json.loads((Path(__file__).parents[2] / "docs/results/dvs-simulator.json").read_text())
     real, ours = record["nmnist"], record["simulated"]
     assert ours["events_mean"] == pytest.approx(real["events_mean"], rel=0.1)
