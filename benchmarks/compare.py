@@ -250,17 +250,17 @@ def text(record: dict[str, Any]) -> str:
     base, of = record["ratios"]["base"], record["ratios"]["of"]
     lines = [
         f"{Workload.from_dict(record['setting']).title}; {record['rounds']} rounds",
-        f"{'':19}{'ms/image':>9}{'time over ' + base:>17}{'(of the rounds)':>18}{'best':>8}{'peak MB':>10}"
-        f"{'peak over ' + base:>17}",
+        f"{'':19}{'ms/image':>9}{'time over ' + base:>19}{'(of the rounds)':>18}{'best':>8}{'peak MB':>10}"
+        f"{'peak over ' + base:>19}",
     ]
     for name, c in record["contenders"].items():
         ratio = of[name]
-        shown = f"{'outputs differ':>17}{'':26}"
+        shown = f"{'outputs differ':>19}{'':26}"
         if ratio:
             low, high = ratio["range"]
             best = f"{ratio['best']:7.2f}x" if "best" in ratio else ""
-            shown = f"{ratio['time']:16.2f}x{f'({low:.2f} to {high:.2f})':>18}{best:>8}"
-        memory = f"{ratio['peak_memory']:16.2f}x" if ratio else ""
+            shown = f"{ratio['time']:18.2f}x{f'({low:.2f} to {high:.2f})':>18}{best:>8}"
+        memory = f"{ratio['peak_memory']:18.2f}x" if ratio else ""
         lines.append(f"{name:19}{c['ms_per_image']:9.3f}{shown}{c['peak_bytes'] / 1e6:10.0f}{memory}")
     return "\n".join(filter(None, [*lines, *remarks(record), busy(record)]))
 
