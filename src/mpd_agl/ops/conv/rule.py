@@ -9,7 +9,7 @@ gradients they always do, so that a sample's output does not depend on the other
 | `WINOGRAD_GAIN` | 3x3 layers of 64 to 512 channels: as fast as dense where it saves a factor of 1.6, 1.4x at 2.25 |
 | `WINOGRAD_PAIRS` | memory: the weight gradient keeps sums for all 36 points, 38 MB at 512 x 512 channels |
 | `EVENT_OVER_WINOGRAD` | 3x3 layers: equal at 12 % with 128 input channels, at 15 % with 256, at 20 % with 512 |
-| `EVENT_OVER_DENSE` | 3x3 of stride 2, 1x1, 128 input channels: equal at 20 to 30 % where no value is 1, over 40 % if all are |
+| `EVENT_OVER_DENSE` | stride 2 and 1x1, 128 input channels: equal at 20 to 30 % if no value is 1, at 40 % if all are |
 | `EVENT_PIXELS` | weights are laid out at each call: with one pixel that costs more than multiplying by them |
 
 Processor time of one thread, least of 5 to 9 rounds, AMD EPYC with AVX-512, torch 2.13.

@@ -47,6 +47,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, *, t
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """`conv2d(x, weight, bias, padding=padding)`.
 
+    >>> import torch
     >>> x, w = torch.randn(2, 16, 5, 5), torch.randn(16, 16, 3, 3)
     >>> torch.allclose(forward(x, w, None, 1), torch.conv2d(x, w, padding=1), atol=1e-4)
     True
