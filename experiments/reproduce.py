@@ -129,7 +129,7 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
         for variant in request.variants():
             config = request.config(variant, 0)
             assert config is not None
-            by_recipe.setdefault(variant.preset, set()).add(tuple(getattr(config.data, f) for f in SAME_SAMPLES))
+            by_recipe.setdefault(variant.preset, set()).add(tuple(getattr(config.data, f, None) for f in SAME_SAMPLES))
         for recipe, scored in by_recipe.items():
             if len(scored) > 1:
                 sets = " and ".join(sorted({str(s[0]) for s in scored}))

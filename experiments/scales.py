@@ -84,7 +84,7 @@ def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Ma
         )
     method, options = split_method(variant.method)
     options = {name: value for name, value in options.items() if value != TUNED}
-    table = table_at(variant, study, scale) | options | dict(changes) | {"method": method, "seed": seed}
+    table = _over(table_at(variant, study, scale), options | dict(changes) | {"method": method, "seed": seed})
     return resolve(nest(table), given=changes)
 
 
