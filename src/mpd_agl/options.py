@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from mpd_agl.errors import unknown_name
+
 
 class ConfigTable(BaseModel):
     """A table of options: frozen, no unknown fields, finite numbers."""
@@ -69,6 +71,10 @@ def sentence(error: Any, table: type[BaseModel], show: Callable[[str], str] = st
     shown, got = show(".".join(path)), error["input"]
     if error["type"] == "value_error":
         return f"{shown}: {error['ctx']['error']}" if shown else str(error["ctx"]["error"])
+    if error["type"] == "extra_forbidden":
+        return str(unknown_name("field", shown, [f.alias or n for n, f in table.model_fields.items()]))
+    if error["type"] == "missing":
+        return f"{shown} is missing."
     if error["type"] == "literal_error":
         known = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
         near = get_close_matches(str(got), known, n=1, cutoff=0.4)

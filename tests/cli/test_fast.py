@@ -69,7 +69,7 @@ def test_a_figure_that_cannot_be_written_is_a_sentence(run, tmp_path, monkeypatc
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mpd_agl.records.write_atomic", full)
+    monkeypatch.setattr("mpd_agl.cli.evaluate.write_atomic", full)
     out = tmp_path / "a.svg"
     assert main(["evaluate", str(run), "--exit-threshold", "0.5", "--plot", str(out)]) == 2
     assert f"cannot write {out}: No space left on device" in capsys.readouterr().err

@@ -423,7 +423,9 @@ def test_every_network_of_the_smoke_scale_fits_its_data():
     for name in NAMES:
         for c in request(name, methods=["stbp-tdbn", "mpd-agl"]).configs():
             events = get(c.data.name).kind == "events"
-            seen[c.model.name, c.data.name, c.data.frame_size if events else get(c.data.name).shape[0]] = c
+            seen[
+                c.model.name, c.data.name, getattr(c.data, "frame_size", 0) if events else get(c.data.name).shape[0]
+            ] = c
     assert len(seen) >= 6
     for (_, data, size), config in seen.items():
         build_network(config, in_channels=get(data).shape[2], image_size=size, num_classes=10)

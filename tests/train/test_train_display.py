@@ -44,7 +44,7 @@ def unmade() -> Broken:
 def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
     notes: list[str] = []
     broken = Broken()
-    trackers = Trackers({"broken": lambda: broken, "unmade": unmade}, notes.append)
+    trackers = Trackers({"broken": lambda: (broken.log, broken.close), "unmade": unmade}, notes.append)
     for _ in range(5):
         trackers.log({"log": "epoch", "step": 1})
     trackers.close()

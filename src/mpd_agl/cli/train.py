@@ -178,7 +178,7 @@ def _dry_run(config: RunConfig, *, as_json: bool) -> int:
         print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))
         return 0
     print(to_toml(config))
-    T, N, loop_s = config.model.num_steps, config.train.batch_size, e.loop_step_s + e.monitor_s
+    T, N = config.model.num_steps, config.train.batch_size
     rows = {
         "parameters": f"{e.parameters:,}",
         "operations": "not counted in your own network"
@@ -186,8 +186,7 @@ def _dry_run(config: RunConfig, *, as_json: bool) -> int:
         else f"{e.macs_per_step / 1e6:,.2f} M multiply-accumulates per input and timestep, times T={T}",
         "backend": e.backend,
         "measured on": f"{e.data}, {e.steps_measured} steps of {N}",
-        "model's step": f"{1e3 * e.step_s:.1f} ms ({1e3 * e.step_s / N:.2f} ms per image)",
-        "loop's step": f"{1e3 * loop_s:.1f} ms with data and monitor: overhead {100 * e.overhead:.1f} %",
+        "step": f"{1e3 * e.step_s:.1f} ms ({1e3 * e.step_s / N:.2f} ms per image)",
         "epoch": f"{duration(e.epoch_s)}, of it testing {duration(e.test_s)}",
         "run": f"{duration(e.run_s)} for {config.train.epochs} epochs",
         "peak memory": "not known here" if e.peak_mb is None else f"{e.peak_mb:,.0f} MB",

@@ -85,9 +85,9 @@ def network_options(name: str, values: Mapping[str, Any]) -> NetworkOptions:
     entry = get_model(name)
     method = get_method(values.get("method", "mpd-agl"))
     table = extended(entry.options, method.options)
-    for option in values:
+    for option, value in values.items():
         if option not in table.model_fields:
-            raise unknown_option(option, values[option], name, method.name)
+            raise _unknown_option(option, value, name, method.name, table)
     try:
         made: NetworkOptions = table(**(entry.defaults | dict(values)))
         return made
@@ -95,17 +95,15 @@ def network_options(name: str, values: Mapping[str, Any]) -> NetworkOptions:
         raise InputError(" ".join(sentences(error, table)), "bad-option") from None
 
 
-def unknown_option(option: str, value: Any, name: str, method: str) -> InputError:
+def _unknown_option(option: str, value: Any, name: str, method: str, table: type[NetworkOptions]) -> InputError:
     """The error for an option that this network with this method does not have: which ones have it."""
     networks = [n for n, e in MODELS.items() if option in e.options.model_fields]
     methods = [n for n, m in METHODS.items() if option in m.options.model_fields]
     if not networks and not methods:
-        return unknown_name(
-            "model option", option, extended(get_model(name).options, get_method(method).options).model_fields
-        )
-    kind, own, known = ("network", name, networks) if networks else ("method", method, methods)
+        return unknown_name("model option", option, table.model_fields)
+    kind, own, having = ("network", name, networks) if networks else ("method", method, methods)
     return InputError(
-        f"{option} is an option of the {kind}s {', '.join(known)}, got {option}={value!r} with {own}. Leave it out.",
+        f"{option} is an option of the {kind}s {', '.join(having)}, got {option}={value!r} with {own}. Leave it out.",
         "option-of-others",
     )
 

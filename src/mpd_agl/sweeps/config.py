@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.options import ConfigTable, sentence
+from mpd_agl.errors import InputError
+from mpd_agl.options import ConfigTable, sentences
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.presets import read_preset
@@ -112,9 +112,7 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: all that tells this sweep from another, and `trials`."""
         kept = self.settings.model_dump(exclude={"preset", "config", "fixed", "search", "trials"})
-        space = {
-            f: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(e).items()} for f, e in self.space.items()
-        }
+        space = {f: e.model_dump(mode="json", by_alias=True) for f, e in self.space.items()}
         return {
             "settings": kept,
             "base": self.base.model_dump(mode="json"),
@@ -125,9 +123,7 @@ class Sweep:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Sweep":
         """Back from JSON."""
-        space: Space = {
-            f: Choices(tuple(e["values"])) if "values" in e else Range(**e) for f, e in table["search"].items()
-        }
+        space: Space = {f: Choices(**e) if "choices" in e else Range(**e) for f, e in table["search"].items()}
         return cls(SweepConfig(**table["settings"], trials=table["trials"]), resolve(table["base"]), space)
 
 
@@ -137,7 +133,7 @@ def read_sweep(path: Path) -> Sweep:
     try:
         settings = SweepConfig.model_validate(table)
     except ValidationError as error:
-        raise as_error([_setting(e) for e in error.errors()], str(path)) from None
+        raise as_error(sentences(error, SweepConfig), str(path)) from None
     base = resolve(merge(*_tables(settings, path)))
     base = _scored(settings, base)
     space = read_space(settings.search, base, str(path))
@@ -165,12 +161,6 @@ def _tables(settings: SweepConfig, path: Path) -> Iterator[Mapping[str, Any]]:
     if settings.config:
         yield read_toml(path.parent / Path(settings.config).expanduser())
     yield settings.fixed
-
-
-def _setting(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return str(unknown_name("field", ".".join(map(str, error["loc"])), SweepConfig.model_fields))
-    return sentence(error, SweepConfig)
 
 
 def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:

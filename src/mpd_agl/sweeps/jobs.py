@@ -31,6 +31,8 @@ SLURM_WORDS: dict[str, tuple[str, Callable[[str], str | int | float]]] = {
 """A word of --slurm, submitit's name for it, and its type. `jobs`, how many at a time, is our own word."""
 
 
+NUMBERS: dict[str, Callable[[str], float]] = {"gpus": int, "cpus": int, "jobs": int, "hours": float, "memory": float}
+"""Words of --slurm that take a number."""
 Done = Callable[[], bool]
 """Asks whether a job has ended, however."""
 
@@ -192,20 +194,14 @@ def parse_slurm(text: str) -> dict[str, str]:
         word, _, value = part.partition("=")
         if word not in (*SLURM_WORDS, "jobs", "local"):
             raise InputError(f"--slurm: {unknown_name('word', word, (*SLURM_WORDS, 'jobs', 'local'))}")
-        if word in ("gpus", "cpus", "jobs") and not (value.isdigit() and int(value) >= (word != "gpus")):
-            raise InputError(f"--slurm: {word} must be a whole number, got {value!r}.")
-        if word in ("hours", "memory") and not _positive(value):
-            raise InputError(f"--slurm: {word} must be a number over 0, got {value!r}.")
         if not value and word != "local":
             raise InputError(f"--slurm: {word} has no value. For example: --slurm partition=gpu,gpus=1,hours=4.")
+        try:
+            if word in NUMBERS and not 0 < NUMBERS[word](value) < float("inf") and (word, value) != ("gpus", "0"):
+                raise ValueError
+        except ValueError:
+            raise InputError(f"--slurm: {word} must be a number over 0, got {value!r}.") from None
         words[word] = value
     if not words:
         raise InputError("--slurm takes words like partition=gpu,gpus=1,hours=4, or local, got none.")
     return words
-
-
-def _positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < float("inf")
-    except ValueError:
-        return False

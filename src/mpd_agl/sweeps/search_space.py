@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from mpd_agl.errors import InputError, unknown_name
+from pydantic import Field, ValidationError, model_validator
+
+from mpd_agl.errors import InputError
+from mpd_agl.options import ConfigTable, sentences
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.resolve import as_error, fields_of, merge, nest, resolve, unknown_field
 
@@ -15,31 +17,60 @@ NOT_SEARCHED = ("data.name", "data.holdout", "data.test_samples", "data.split_ru
 """Trials that differ in these fields are scored on different samples, so they cannot be compared."""
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(ConfigTable):
     """One of some values; a list (as for data.augment) is written with commas."""
 
-    values: tuple[Value, ...]
+    values: tuple[Value, ...] = Field(alias="choices", min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join(cls, entry: Any) -> Any:
+        values = entry.get("choices")
+        if not isinstance(values, list | tuple):
+            return entry
+        return {**entry, "choices": [",".join(map(str, v)) if isinstance(v, list) else v for v in values]}
+
+    @model_validator(mode="after")
+    def _check(self) -> "Choices":
+        if len(set(self.values)) != len(self.values):
+            raise ValueError("choices name a value twice. Leave one out.")
+        return self
 
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self.values))}"
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(ConfigTable):
     """Numbers from `low` to `high`, both included."""
 
     low: float
     high: float
     log: bool = False
-    step: float = 0.0
+    step: float = Field(default=0.0, ge=0)
     """0: no steps (of 1 for whole numbers)."""
-    whole: bool = False
+    whole: bool = Field(default=False, alias="int")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Range":
+        if self.low >= self.high:
+            raise ValueError(f"low must be under high, got {self.low:g} and {self.high:g}.")
+        if self.log and (self.low <= 0 or self.step):
+            raise ValueError(f"log needs a low over 0 and no step, got low {self.low:g} and step {self.step:g}.")
+        if self.step > self.high - self.low:
+            raise ValueError(f"step must be at most high - low, got {self.step:g}.")
+        if self.whole and any(value % 1 for value in (self.low, self.high, self.step)):
+            raise ValueError(f"low, high and step must be whole numbers, got {self}.")
+        return self
 
     def __str__(self) -> str:
         how = [word for word, said in (("log", self.log), ("whole numbers", self.whole)) if said]
         how += [f"step {self.step:g}"] if self.step else []
         return f"{self.low:g} to {self.high:g}" + (f" ({', '.join(how)})" if how else "")
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """Both ends."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     @property
     def count(self) -> int:
@@ -49,7 +80,8 @@ class Range:
 
     def points(self) -> tuple[Value, ...]:
         """For a grid."""
-        return tuple(self.low + k * (self.step or 1) for k in range(self.count))
+        found = (self.low + k * (self.step or 1) for k in range(self.count))
+        return tuple(int(value) if self.whole else value for value in found)
 
 
 Space = dict[str, Choices | Range]
@@ -96,62 +128,18 @@ def _entry(name: str, entry: Any) -> Choices | Range:
         )
     if not isinstance(entry, Mapping):
         raise InputError(f"search: {name} must be {{choices = [...]}} or {{low = ..., high = ...}}, got {entry!r}.")
-    if surplus := sorted(entry.keys() - WORDS):
-        raise InputError(f"search: {name}: {unknown_name('word', surplus[0], WORDS)}")
-    kind = known[name].annotation
-    if "choices" in entry:
-        return _choices(name, entry, kind)
-    return _range(name, entry, kind)
-
-
-def _choices(name: str, entry: Mapping[str, Any], kind: Any) -> Choices:
-    values = entry["choices"]
-    if len(entry) > 1:
-        other = ", ".join(sorted(entry.keys() - {"choices"}))
-        raise InputError(f"search: {name} has choices and {other}. Give one or the other.")
-    if not isinstance(values, list) or not values:
-        raise InputError(f"search: {name}: choices must be a list with at least one value, got {values!r}.")
-    made = []
-    for value in values:
-        wrong = (kind is bool) != isinstance(value, bool)
-        wrong |= kind is float and not isinstance(value, int | float)
-        wrong |= kind is int and not isinstance(value, int)
-        wrong |= kind not in (bool, int, float) and kind != tuple[str, ...] and not isinstance(value, str)
-        if wrong:
-            wish = {bool: "true or false", int: "whole numbers", float: "numbers"}.get(kind, "texts")
-            raise InputError(f"search: {name}: choices must be {wish}, got {value!r}.")
-        made.append(",".join(map(str, value)) if isinstance(value, list) else value)
-    if len(set(made)) != len(made):
-        raise InputError(f"search: {name}: choices name a value twice. Leave one out.")
-    return Choices(tuple(made))
-
-
-def _range(name: str, entry: Mapping[str, Any], kind: Any) -> Range:
-    if kind not in (int, float):
+    kind, of_field = (Choices if "choices" in entry else Range), known[name].annotation
+    if kind is Range and of_field not in (int, float):
         raise InputError(f"search: {name} is no number, so it takes {{choices = [...]}}, got {dict(entry)!r}.")
-    for word in ("low", "high"):
-        if word not in entry:
-            raise InputError(f"search: {name} has no {word}. Give {{low = ..., high = ...}} or {{choices = [...]}}.")
-    low, high, step, log = entry["low"], entry["high"], entry.get("step", 0), entry.get("log", False)
-    whole = kind is int or entry.get("int", False) is True
-    if not isinstance(log, bool) or not isinstance(entry.get("int", False), bool):
-        raise InputError(f"search: {name}: log and int must be true or false.")
-    for word, value in (("low", low), ("high", high), ("step", step)):
-        number = int if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
-            raise InputError(f"search: {name}: {word} must be a {'whole ' if whole else ''}number, got {value!r}.")
-    if low >= high:
-        raise InputError(f"search: {name}: low must be under high, got {low} and {high}.")
-    if log and (low <= 0 or step):
-        raise InputError(f"search: {name}: log needs a low over 0 and no step, got low {low} and step {step}.")
-    if step < 0 or step > high - low:
-        raise InputError(f"search: {name}: step must be between 0 and high - low, got {step}.")
-    return Range(low, high, log, step, whole)
+    try:
+        return kind(**({**entry, "int": True} if kind is Range and of_field is int else entry))
+    except ValidationError as error:
+        raise InputError(f"search: {name}: {' '.join(sentences(error, kind))}") from None
 
 
 def _fits(base: RunConfig, name: str, entry: Choices | Range) -> None:
     """Each value alone must make a configuration: a bound outside a field's range ends here, not at trial 17."""
-    for value in entry.values if isinstance(entry, Choices) else (entry.low, entry.high):
+    for value in entry.values if isinstance(entry, Choices) else entry.ends:
         try:
             resolve(merge(base.model_dump(), nest({name: as_field(name, value)})))
         except InputError as error:

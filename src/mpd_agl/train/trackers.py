@@ -4,61 +4,44 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mpd_agl.train.config import TrackConfig
 
-
-class Tracker(Protocol):
-    """Takes the same lines that metrics.jsonl gets."""
-
-    def log(self, line: dict[str, Any]) -> None:
-        """One line."""
-
-    def close(self) -> None:
-        """The run has ended."""
+Tracker = tuple[Callable[[dict[str, Any]], Any], Callable[[], Any]]
+"""What takes the lines that metrics.jsonl gets, and what ends it."""
 
 
-class TensorBoard:
+def tensorboard(folder: Path, step: int) -> Tracker:
     """Scalars into `<run>/tensorboard`. Extra: `pip install mpd-agl[tensorboard]`."""
+    from torch.utils.tensorboard import SummaryWriter  # an optional dependency
 
-    def __init__(self, folder: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
-
-    def log(self, line: dict[str, Any]) -> None:
-        """The numbers of a line under its kind."""
+    def log(line: dict[str, Any]) -> None:
         for name, value in numbers(line).items():
-            self.writer.add_scalar(f"{line['log']}/{name}", value, line["step"])
+            writer.add_scalar(f"{line['log']}/{name}", value, line["step"])
 
-    def close(self) -> None:
-        """Flush."""
-        self.writer.close()
+    return log, writer.close
 
 
-class WandB:
+def wandb_run(folder: Path, config: dict[str, Any]) -> Tracker:
     """Scalars to Weights & Biases. Extra: `pip install mpd-agl[wandb]`."""
+    import wandb  # type: ignore[import-not-found,unused-ignore]  # an optional dependency
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        import wandb  # type: ignore[import-not-found,unused-ignore]
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "mpd-agl"),
+        name=folder.name,
+        id=folder.name,
+        dir=str(folder),
+        config=config,
+        resume="allow",
+    )
 
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "mpd-agl"),
-            name=folder.name,
-            id=folder.name,
-            dir=str(folder),
-            config=config,
-            resume="allow",
-        )
+    def log(line: dict[str, Any]) -> None:
+        run.log({f"{line['log']}/{n}": v for n, v in numbers(line).items()}, step=line["step"])
 
-    def log(self, line: dict[str, Any]) -> None:
-        """The numbers of a line under its kind."""
-        self.run.log({f"{line['log']}/{n}": v for n, v in numbers(line).items()}, step=line["step"])
-
-    def close(self) -> None:
-        """Finish."""
-        self.run.finish()
+    return log, run.finish
 
 
 def numbers(line: dict[str, Any]) -> dict[str, float]:
@@ -81,12 +64,12 @@ class Trackers:
     def log(self, line: dict[str, Any]) -> None:
         """Hand a line to each."""
         for name, tracker in list(self._all.items()):
-            self._guard(name, partial(tracker.log, line))
+            self._guard(name, partial(tracker[0], line))
 
     def close(self) -> None:
         """Close each."""
         for name, tracker in list(self._all.items()):
-            self._guard(name, tracker.close)
+            self._guard(name, tracker[1])
 
     def _guard(self, name: str, action: Callable[[], Any]) -> None:
         try:
@@ -102,7 +85,7 @@ def build_trackers(
     """The trackers of a run."""
     made: dict[str, Callable[[], Tracker]] = {}
     if config.tensorboard:
-        made["tensorboard"] = lambda: TensorBoard(folder, step)
+        made["tensorboard"] = lambda: tensorboard(folder, step)
     if config.wandb:
-        made["wandb"] = lambda: WandB(folder, settings)
+        made["wandb"] = lambda: wandb_run(folder, settings)
     return Trackers(made, note)
