@@ -12,7 +12,7 @@ from torch import nn
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, Current, FixedWidth, MPDWidth, SpikingBlock, TdBatchNorm, fold
+from mpd_agl.nn import LIF, PLIF, BatchNorm, Current, FixedWidth, MPDWidth, SpikingBlock, TdBatchNorm, fold
 
 METHODS = ["stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "mpd-gain"]
 
@@ -111,6 +111,13 @@ def test_running_statistics_are_torchs():
         block(s_TNC)
         bn(block.synapse(s_TNC.flatten(0, 1)))
     assert_all_close(dict(block.norm.named_buffers()), dict(bn.named_buffers()), rtol=1e-6, atol=1e-6)
+
+
+def test_bn_is_torchs_over_time_and_batch():
+    norm, theirs = BatchNorm(5), nn.BatchNorm2d(5)
+    x = torch.randn(3, 4, 5, 2, 2) * 3 + 1
+    torch.testing.assert_close(norm(x), theirs(x.flatten(0, 1)).view(x.shape))
+    torch.testing.assert_close(norm.running_var, theirs.running_var)
 
 
 def test_the_norm_module_is_core_tdbn():
