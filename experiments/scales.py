@@ -86,7 +86,7 @@ def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Ma
             f"{' or '.join(list_pretrained())}, got {weights!r}. `mpd-agl train` takes a folder."
         )
     method, options = split_method(variant.method)
-    table = table_at(variant, study, scale) | options | dict(changes) | {"method": method, "seed": seed}
+    table = _over(table_at(variant, study, scale), options | dict(changes) | {"method": method, "seed": seed})
     return resolve(nest(table), given=changes)
 
 

@@ -1,4 +1,4 @@
-"""Our rule `mpd-gain`: the width by the length of the chain, the height by the spikes' variance, the size bounded."""
+"""Method `mpd-gain`: the width by the length of the chain, the height by the spikes' variance, the size bounded."""
 
 import copy
 import math
@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from mpd_agl.nn.bounded_size import BoundedSize
-from mpd_agl.nn.moments import Potential
+from tests.nn.parts import gradients, widths
 
 from mpd_agl.core import (
     SURROGATES,
+    Surrogate,
     bounded_size,
     chain_share,
     chain_width,
@@ -21,7 +21,14 @@ from mpd_agl.core import (
 )
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
-from mpd_agl.nn import LIF, ChainWidth, SpikingBlock, set_chain
+from mpd_agl.nn import LIF, ChainWidth, Potential, SpikingBlock, set_chain
+from mpd_agl.ops import NeuronSpec
+
+
+def known(mean_T, std_T, surrogate="rectangular"):
+    """A potential with these moments."""
+    neuron = NeuronSpec(tau=0.2, v_th=0.5, surrogate=get_surrogate(surrogate))
+    return Potential(num_steps=len(mean_T), neuron=neuron, measured=lambda: (mean_T, std_T))
 
 
 def normal_share(mean, std, kappa, v_th):
@@ -52,11 +59,10 @@ def test_the_signal_share_is_the_energy_that_all_samples_have_in_common(name):
 def test_the_rules_table_is_cores_width_and_gain(name):
     surrogate = get_surrogate(name)
     mean_T, std_T = torch.tensor([0.0, -0.43, 0.31, 1.2, -6.0]), torch.tensor([0.5, 0.37, 1.4, 0.2, 2.0])
-    rule = ChainWidth(15)
-    potential = Potential(5, 0.5, torch.tensor(0.2), lambda kind: (mean_T, std_T), None, surrogate)
+    found = ChainWidth(15)(known(mean_T, std_T, surrogate))
     kappa_T = chain_width(mean_T, std_T, 15, surrogate)
-    assert torch.allclose(rule(potential), kappa_T, rtol=6e-3)
-    assert torch.allclose(rule.with_gain(potential)[1], matched_gain(mean_T, std_T, kappa_T, surrogate), rtol=1.5e-2)
+    assert torch.allclose(found.kappa_T, kappa_T, rtol=6e-3)
+    assert torch.allclose(found.gain_T, matched_gain(mean_T, std_T, kappa_T, surrogate), rtol=1.5e-2)
 
 
 @pytest.mark.parametrize("name", ["rectangular", "triangular", "sigmoid", "arctan"])
@@ -69,8 +75,8 @@ def test_no_distance_from_the_threshold_asks_for_less_than_none(name):
 
 
 def test_the_width_has_a_lower_bound():
-    silent = Potential(1, 0.5, torch.tensor(0.2), lambda kind: (torch.zeros(1), torch.full((1,), 1e-9)))
-    assert float(ChainWidth(2)(silent)) == pytest.approx(0.05)
+    silent = known(torch.zeros(1), torch.full((1,), 1e-9))
+    assert float(ChainWidth(2)(silent).kappa_T) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("name", ["rectangular", "triangular", "sigmoid", "arctan"])
@@ -126,23 +132,29 @@ def plain_block(layers):
     return block
 
 
+class Unbounded(ChainWidth):
+    """The same widths, and no bound."""
+
+    max_growth = math.inf
+
+
 def test_a_block_in_a_chain_passes_down_what_core_says():
     x, g = torch.rand(2, 5, 2, 6, 6).gt(0.6).float(), torch.ones(2, 5, 3, 4, 4)
     g[:, ::2] = -1.0  # the same all over an image: a convolution adds it up
     block = plain_block(40)
     with torch.no_grad():
         block.synapse.weight.abs_()
-    s = block(x.requires_grad_())
-    (s * g).sum().backward()
-    passed, x.grad = x.grad, None
     bare = copy.deepcopy(block)
-    bare.zero_grad()
-    bare.width.__class__ = type("Bare", (ChainWidth,), {"chain": 0})
-    (bare(x) * g).sum().backward()
-    bounded = bounded_size(x.grad, g, x.detach(), s.detach(), 40)
-    assert torch.allclose(passed, bounded, rtol=1e-4)
-    assert float(passed.norm() / x.grad.norm()) < 0.99
-    assert torch.equal(block.synapse.weight.grad, bare.synapse.weight.grad)  # its own gradients are as they were
+    bare.width = Unbounded(40)
+    found = []
+    for part in (block, bare):
+        own = x.clone().requires_grad_()
+        s = part(own)
+        found.append(gradients(s, {"x": own, "w": part.synapse.weight}, g))
+    bounded = bounded_size(found[1]["x"], g, x, s.detach(), 40)
+    assert torch.allclose(found[0]["x"], bounded, rtol=1e-4)
+    assert float(found[0]["x"].norm() / found[1]["x"].norm()) < 0.99
+    assert torch.equal(found[0]["w"], found[1]["w"])  # its own gradients are as they were
 
 
 def test_a_gradient_of_nothing_stays_nothing_and_one_of_1e_23_stays():
@@ -154,14 +166,14 @@ def test_a_gradient_of_nothing_stays_nothing_and_one_of_1e_23_stays():
     assert float(x.grad.abs().max()) > 1e-26
 
 
-def test_a_block_that_hands_on_its_state_has_no_bound():
+def test_a_block_that_carries_a_state_has_no_bound():
     x, found = torch.rand(2, 5, 2, 6, 6).gt(0.6).float(), []
-    for layers in (2, 40):
+    for rule in (ChainWidth(40), Unbounded(40)):
         block = plain_block(40)
-        block.width.layers, block.width.__class__ = 40, type("Rule", (ChainWidth,), {"chain": layers})
+        block.width = rule
         first = x[:1].clone().requires_grad_()
-        _, state = block(first, num_steps=1, state=None)
-        s, _ = block(x[1:], num_steps=1, state=state)
+        _, state = block.with_state(first, None)
+        s, _ = block.with_state(x[1:], state)
         s.sum().backward()
         found.append(first.grad)
     assert float(found[0].abs().max()) > 0
@@ -182,15 +194,23 @@ def test_nan_in_a_norm_stays_in_the_width():
     block = plain_block(9)
     with torch.no_grad():
         block.norm.weight[0] = float("nan")
-    assert bool(block.kappa(2).isnan().all())
+    assert bool(widths(block, 2).kappa_T.isnan().all())
 
 
-@pytest.mark.parametrize("name", ["arctan-peak", "fast-sigmoid"])
-def test_shapes_of_another_area_are_refused(name):
-    with pytest.raises(InputError, match="that scale with their width, got"):
-        SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=name)
-    with pytest.raises(InputError, match="that scale with their width, got"):  # a neuron of one's own with the rule
-        LIF(surrogate=name, width=ChainWidth(7))(torch.randn(3, 5, 4, requires_grad=True))
+class Flat(Surrogate):
+    """A shape whose peak is 1 at any width."""
+
+    name = "flat"
+
+    def grad(self, u, kappa):
+        return (u.abs() < kappa / 2).to(u.dtype)
+
+
+def test_shapes_of_another_area_are_refused():
+    with pytest.raises(InputError, match="that scale with their width, got 'flat'"):
+        SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", surrogate=Flat())
+    with pytest.raises(InputError, match="that scale with their width, got 'flat'"):  # a neuron that is given the rule
+        LIF(surrogate=Flat(), width=ChainWidth(7))(torch.randn(3, 5, 4, requires_grad=True))
 
 
 def test_the_output_of_a_chains_block_can_be_changed_in_place():
@@ -210,45 +230,22 @@ def test_what_others_take_from_the_same_input_is_not_bounded():
     assert torch.equal(x.grad, torch.full_like(x, 1e6))
 
 
-def test_processes_that_share_a_batch_share_the_gradients_size():
-    class Doubling:
-        """Another process with the same samples."""
-
-        def sum(self, x):
-            return 2 * x
-
-    s_in, g = torch.rand(40).requires_grad_(), torch.randn(40)
-    found = []
-    for replicas in (None, Doubling()):
-        bound = BoundedSize(1e9, replicas)
-        (bound.end(bound.begin(s_in) * 9) * g).sum().backward()
-        found.append(s_in.grad.clone())
-        s_in.grad = None
-    assert torch.allclose(found[0], found[1], rtol=0.01)  # n - 1 of 40 against 80
-
-
-def test_block_and_neuron_pass_the_gain_to_the_surrogate():
-    torch.manual_seed(0)
-    block = SpikingBlock(torch.nn.Conv2d(2, 3, 3, bias=False), method="mpd-gain", tau=0.3)
-    x = torch.randn(2, 5, 2, 6, 6)
-    g = torch.randn(2, 5, 3, 4, 4)
-    kappa_T = block.kappa(2)
-    potential = block._potential(2, None, None, None)
-    gain_T = block.width.with_gain(potential)[1]
-    (block(x) * g).sum().backward()
-    found = block.synapse.weight.grad.clone()
-    block.synapse.weight.grad = None
+def test_the_block_passes_width_and_gain_to_the_surrogate():
+    block, x, g = plain_block(2), torch.randn(2, 5, 2, 6, 6), torch.randn(2, 5, 3, 4, 4)
+    named = dict(block.named_parameters())
+    kappa_T, gain_T = widths(block, 2)
     i_T = block.norm(block.synapse(x.flatten(0, 1)).view(2, 5, 3, 4, 4))
     s, *_ = lif(i_T, block.neuron.tau, kappa_T, gain_T=gain_T, v_th=0.5, surrogate=block.neuron.surrogate)
-    (s * g).sum().backward()
-    assert torch.allclose(found, block.synapse.weight.grad, rtol=1e-4, atol=1e-6)
+    want, found = gradients(s, named, g), gradients(block(x), named, g)
+    assert float((gain_T - 1).abs().max()) > 0.04
+    assert torch.allclose(found["synapse.weight"], want["synapse.weight"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_neuron_alone_measures_for_width_and_gain_once():
     neuron = LIF(method="mpd-gain")
     i = torch.randn(3, 8, 4, requires_grad=True)
     neuron(i).sum().backward()
-    assert neuron._sequences == 1
+    assert neuron.measured.known == 3
     assert float(i.grad.abs().sum()) > 0
 
 
@@ -263,26 +260,6 @@ def test_networks_know_their_chains_and_set_chain_sets_them():
     assert layers(plain) == {3}
     with pytest.raises(InputError, match="at least 1 layer, got 0"):
         set_chain(plain, 0)
-
-
-@pytest.mark.parametrize("given", [{"method": "mpd-gain"}, {"gain": 2.0}])
-def test_a_noisy_neuron_refuses_a_gain(given):
-    i_TN = torch.randn(2, 8, requires_grad=True)
-    with pytest.raises(InputError, match="got noise=0.1 beside one of them. Use noise=0"):
-        LIF(noise=0.1, **given)(i_TN)
-    assert LIF(noise=0.1, **given).eval()(i_TN).shape == (2, 8)  # without noise in evaluation
-
-
-def test_a_foreign_neuron_refuses_a_gain():
-    class Foreign(torch.nn.Module):
-        tau, v_th = 0.2, 0.5
-
-        def forward(self, i_TNC, kappa_T):
-            return (i_TNC > 0.5).float()
-
-    block = SpikingBlock(torch.nn.Linear(4, 3, bias=False), method="mpd-gain", neuron=Foreign())
-    with pytest.raises(InputError, match="takes no factor on its surrogate's height"):
-        block(torch.randn(2, 5, 4))
 
 
 def test_two_layers_give_eq_7s_share_and_long_chains_leave_a_two_hundredth():

@@ -1,13 +1,17 @@
 """Neurons that stand alone: every option against the written equations, states, widths of their own."""
 
 import copy
+import pickle
 
 import pytest
 import torch
+from tests.nn.parts import noise
+from torch import nn
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, PLIF, FixedWidth, MPDWidth, SpikingBlock, recompute
+from mpd_agl.nn import LIF, PLIF, FixedWidth, MPDWidth, SpikingBlock, Widths
+from mpd_agl.ops import StepInput
 
 SHAPES = {
     "(T,N,F)": (3, 7, 5),
@@ -17,17 +21,14 @@ SHAPES = {
 }
 
 
-def current(shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def reference(neuron, i_T, kappa_T, state=None):
+def reference(neuron, i_T, kappa_T, state):
     """Spikes and state by `core.lif` in float64."""
-    tau, v_th = neuron.tau.double(), neuron.v_th
-    v_th = v_th.double() if isinstance(v_th, torch.Tensor) else v_th
-    options = {**neuron.dynamics(), "v_th": v_th}
-    s, _, kept = core.lif(i_T, tau, kappa_T.double(), kept_0=state, return_state=True, **options)
-    return s, kept
+    c = neuron.constants()
+    s, _, state = core.lif(
+        i_T, c.tau, kappa_T.double(), v_th=c.v_th, reset=c.reset, decay_input=c.decay_input,
+        surrogate=c.surrogate, detach_reset=c.detach_reset, channel_dim=c.channel_dim, state=state,
+    )  # fmt: skip
+    return s, state
 
 
 @pytest.mark.parametrize("reset", ["hard", "soft"])
@@ -38,104 +39,156 @@ def test_every_layout_and_option_is_the_equations(kind, per_channel, decay_input
     axis = 3 if kind.startswith("tokens") else 2
     tau = [0.2, 0.35, 0.5, 0.65, 0.8] if per_channel else 0.4
     v_th = [0.3, 0.4, 0.5, 0.6, 0.7] if per_channel else 0.5
-    neuron = PLIF(tau=tau, v_th=v_th, learn_v_th=True, reset=reset, decay_input=decay_input, channel_dim=axis)
-    i_T = current(SHAPES[kind])
-    leaf, exact = i_T.clone().requires_grad_(), i_T.double().requires_grad_()
-    kept_0 = 0.2 * current(SHAPES[kind][1:], 1)
-    state, exact_state = kept_0.clone().requires_grad_(), kept_0.double().requires_grad_()
-    kappa_T = torch.tensor([0.8, 1.0, 1.3])
-    s, kept = neuron(leaf, kappa_T, state=state)
-    twin = copy.deepcopy(neuron).double()
-    want, want_kept = reference(twin, exact, kappa_T, exact_state)
+    options = {"reset": reset, "decay_input": decay_input, "channel_dim": axis, "width": FixedWidth(0.8)}
+    neuron = PLIF(tau=tau, v_th=v_th, learn_v_th=True, **options)
+    twin, kappa_T = copy.deepcopy(neuron).double(), torch.full((3,), 0.8)
+    i_T, state = noise(*SHAPES[kind]), 0.2 * noise(*SHAPES[kind][1:], seed=1)
+    leaves = i_T.clone().requires_grad_(), state.clone().requires_grad_()
+    exact = i_T.double().requires_grad_(), state.double().requires_grad_()
+    s, kept = neuron.with_state(*leaves)
+    want, want_kept = reference(twin, exact[0], kappa_T, exact[1])
     assert torch.equal(s.double(), want)
     torch.testing.assert_close(kept.double(), want_kept, rtol=1e-5, atol=1e-6)
     g, g_kept = torch.randn_like(s), torch.randn_like(kept)
-    got = torch.autograd.grad((s, kept), (leaf, state, neuron.rho, neuron.v_th), (g, g_kept))
+    got = torch.autograd.grad((s, kept), (*leaves, neuron.rho, neuron.v_th), (g, g_kept))
     wanted = torch.autograd.grad(
-        (want, want_kept), (exact, exact_state, twin.rho, twin.v_th), (g.double(), g_kept.double())
+        (want, want_kept), (*exact, twin.rho, twin.v_th), (g.double(), g_kept.double())
     )
     for name, a, b in zip(("i", "state", "rho", "v_th"), got, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_widths_that_are_passed_in_are_used_and_float64_stays():
+    neuron, i_T = LIF().double(), noise(3, 4, 5).double().requires_grad_()
+    kappa_T, gain_T = torch.tensor([0.8, 1.0, 1.3]).double(), torch.tensor([1.0, 2.0, 3.0]).double()
+    out = neuron(i_T, Widths(kappa_T, gain_T))
+    want = core.lif(i_T, neuron.tau, kappa_T, gain_T=gain_T)[0]
+    assert out.dtype == torch.float64
+    (g,), (g_want,) = (torch.autograd.grad(s, i_T, torch.ones_like(s)) for s in (out, want))
+    torch.testing.assert_close(g, g_want, rtol=1e-12, atol=1e-12)
+
+
 def test_steps_with_a_state_are_the_sequence():
-    neuron, i_T = LIF(tau=0.7, reset="soft"), current((6, 4, 5))
-    whole, last = neuron(i_T, state=None)
+    neuron, i_T = LIF(tau=0.7, reset="soft"), noise(6, 4, 5)
+    whole, last = neuron.with_state(i_T, None)
     state, steps = None, []
     for i in i_T:
         s, state = neuron.step(i, state)
         steps.append(s)
     assert torch.equal(torch.stack(steps), whole)
     torch.testing.assert_close(state, last)
-    first, middle = neuron(i_T[:2], state=None)
-    second, end = neuron(i_T[2:], state=middle)
+    first, middle = neuron.with_state(i_T[:2], None)
+    second, end = neuron.with_state(i_T[2:], middle)
     assert torch.equal(torch.cat([first, second]), whole)
     torch.testing.assert_close(end, last)
     assert torch.equal(neuron(i_T), whole)  # the call without a state starts at rest
 
 
-def test_a_block_carries_a_state():
-    torch.manual_seed(0)
-    block = SpikingBlock(torch.nn.Linear(5, 6, bias=False)).eval()
-    x = current((4, 3, 5))
-    with torch.no_grad():
-        whole = block(x)
-        state, steps = None, []
-        for t in range(4):
-            s, state = block(x[t : t + 1], state=state)
-            steps.append(s)
-    assert torch.equal(torch.cat(steps), whole)
-
-
 def test_by_hand_soft_reset_and_decayed_input():
     i_T = torch.tensor([[[1.2]], [[0.0]], [[1.0]]])
-    s, kept = LIF(tau=0.5, v_th=1.0, reset="soft")(i_T, state=None)
+    s, kept = LIF(tau=0.5, v_th=1.0, reset="soft").with_state(i_T, None)
     assert s.flatten().tolist() == [1.0, 0.0, 1.0]  # v = 1.2, 0.1, 1.05
     assert float(kept) == pytest.approx(0.05, abs=1e-6)
-    s, kept = LIF(tau=0.5, v_th=1.0, decay_input=True)(2 * i_T, state=None)
+    s, kept = LIF(tau=0.5, v_th=1.0, decay_input=True).with_state(2 * i_T, None)
     assert s.flatten().tolist() == [1.0, 0.0, 1.0]  # v = 1.2, 0, 1
     assert float(kept) == 0.0
 
 
-def test_the_width_follows_the_measured_potential():
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_block_carries_a_state_and_its_pieces_have_the_widths_of_the_whole(hooked):
+    """The first step of a later piece is not t = 1 of Theorem 2."""
     torch.manual_seed(0)
-    neuron, seen = LIF(method="mpd-agl", tau=0.5), []
-    neuron.watchers.append(lambda p: seen.append(p.kappa_T))
-    i_T = 3 * current((2, 400, 16)) + 0.2
+    block = SpikingBlock(nn.Linear(5, 6, bias=False), tau=0.8).eval()
+    if hooked:
+        block.neuron.register_forward_hook(lambda m, i, o: None)
+    x, g = noise(4, 3, 5), noise(4, 3, 6, seed=2)
+    whole = block(x)
+    (want,) = torch.autograd.grad((whole * g).sum(), block.synapse.weight)
+    for pieces in ((2, 2), (1, 1, 2)):
+        state, found = None, []
+        for part in x.split(pieces):
+            s, state = block.with_state(part, state)
+            found.append(s)
+        assert torch.equal(torch.cat(found), whole)
+        (got,) = torch.autograd.grad((torch.cat(found) * g).sum(), block.synapse.weight)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def watched(neuron):
+    seen = []
+    neuron.watch(lambda o: seen.append(o.step.widths.kappa_T))
+    return seen
+
+
+def test_the_width_follows_the_measured_potential():
+    neuron, i_T = LIF(method="mpd-agl", tau=0.5), 3 * noise(2, 400, 16) + 0.2
+    seen = watched(neuron)
     neuron(i_T)
-    v_T = core.lif(i_T, 0.5, torch.ones(2))[1]
-    want = 2 * v_T.flatten(1).std(1, correction=0)
+    want = 2 * core.lif(i_T, 0.5, torch.ones(2))[1].flatten(1).std(1, correction=0)
     assert seen[0].tolist() == pytest.approx(want.tolist(), rel=1e-4)
     for _ in range(10):  # measured again with the eleventh call: a tenth of the way to the new spread
         neuron(0.5 * i_T)
     v2_T = core.lif(0.5 * i_T, 0.5, torch.ones(2))[1].flatten(1)
     variance = 0.9 * (want / 2).square() + 0.1 * v2_T.var(1, correction=0)
     assert seen[-1].tolist() == pytest.approx((2 * variance.sqrt()).tolist(), rel=1e-4)
-    saved = copy.deepcopy(neuron.state_dict())
-    other = LIF(method="mpd-agl", tau=0.5)
-    other.load_state_dict(saved)
-    assert torch.equal(other.measured.var_T, neuron.measured.var_T)
-    neuron.eval()
-    before = neuron.measured.var_T.clone()
-    neuron(i_T)
-    assert torch.equal(neuron.measured.var_T, before)  # evaluation measures nothing
 
 
-@pytest.mark.parametrize(
-    "method", ["stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "psg", "asgl", "deeptage"]
-)
-def test_every_method_works_without_a_norm(method):
-    neuron = PLIF(method=method)
-    i_T = current((3, 8, 6)).requires_grad_()
+def test_measured_moments_are_saved_copied_and_not_moved_by_evaluation():
+    neuron, other = LIF(method="mpd-agl"), LIF(method="mpd-agl")
+    shapes = {k: v.shape for k, v in neuron.state_dict().items()}
+    neuron(noise(4, 50, 6))
+    assert {k: v.shape for k, v in neuron.state_dict().items()} == shapes
+    other.load_state_dict(neuron.state_dict())
+    before = neuron.measured.var.clone()
+    for again in (other, copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
+        assert again.measured.known == 4
+        assert torch.equal(again.measured.var, before)
+    neuron.eval()(9 * noise(2, 50, 6))
+    assert torch.equal(neuron.measured.var, before)
+    neuron.train()(noise(6, 50, 6))  # two more steps: the first four are kept
+    assert neuron.measured.known == 6
+
+
+def test_a_watcher_sees_each_call_until_it_is_removed_and_is_not_copied():
+    neuron, seen, i_T = LIF(tau=0.5), [], noise(3, 4, 5)
+    handle = neuron.watch(seen.append)
     out = neuron(i_T)
-    out.sum().backward()
-    assert out.shape == (3, 8, 6)
-    assert torch.isfinite(i_T.grad).all()
-    assert float(i_T.grad.abs().sum()) > 0
+    copy.deepcopy(neuron)(i_T)
+    pickle.loads(pickle.dumps(neuron))(i_T)
+    (found,) = seen
+    assert torch.equal(found.output.spikes, out)
+    assert found.step.x is i_T
+    assert found.current is None
+    handle.remove()
+    neuron(i_T)
+    assert len(seen) == 1
+    assert not neuron.is_watched
+
+
+def test_a_block_shows_its_neuron_the_norm_as_it_was_applied():
+    torch.manual_seed(0)
+    block, seen, x = SpikingBlock(nn.Linear(5, 6), method="stbp-tdbn"), [], noise(3, 8, 5)
+    block.neuron.watch(seen.append)
+    block(x)
+    (found,) = seen
+    i = (found.step.x - found.current.mean_C) * found.current.scale_C + found.current.bias_C
+    torch.testing.assert_close(i, block.norm(block.synapse(x)))
+
+
+@pytest.mark.parametrize("method", ["stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "mpd-gain"])
+def test_every_method_works_without_a_norm(method):
+    neuron, i_T = PLIF(method=method), noise(3, 8, 6).requires_grad_()
+    seen = watched(neuron)
+    out = neuron(i_T)
+    (g,) = torch.autograd.grad(out.sum(), i_T, retain_graph=True)
+    gain_T = None if method != "mpd-gain" else neuron.width(neuron.eval().potential(StepInput(i_T, 3))).gain_T
+    s = core.lif(i_T, neuron.tau, seen[0], surrogate=neuron.surrogate, gain_T=gain_T)[0]
+    assert torch.equal(out, s)
+    torch.testing.assert_close(g, torch.autograd.grad(s.sum(), i_T)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_bare_neuron_has_width_one_and_a_given_rule_its_own():
-    i_T = current((2, 50, 4)).requires_grad_()
+    i_T = noise(2, 50, 4).requires_grad_()
     for neuron, kappa in ((LIF(), 1.0), (LIF(width=FixedWidth(0.5)), 0.5)):
         (g,) = torch.autograd.grad(neuron(i_T).sum(), i_T)
         (want,) = torch.autograd.grad(core.lif(i_T, 0.2, torch.full((2,), kappa))[0].sum(), i_T)
@@ -143,11 +196,20 @@ def test_a_bare_neuron_has_width_one_and_a_given_rule_its_own():
     assert isinstance(LIF(method="agr").width, MPDWidth)
 
 
-def test_half_a_threshold_learns():
-    neuron = LIF(v_th=0.5, learn_v_th=True)
-    assert dict(neuron.named_parameters()).keys() == {"v_th"}
-    neuron(current((3, 64, 4))).sum().backward()
-    assert float(neuron.v_th.grad) < 0  # a higher threshold, fewer spikes
+def test_a_current_without_channels_and_one_step_alone():
+    neuron = LIF(method="mpd-agl")
+    assert neuron(noise(3, 40)).shape == (3, 40)
+    assert neuron.step(noise(40))[0].shape == (40,)
+
+
+def test_a_threshold_that_training_drove_below_zero_is_refused():
+    neuron = LIF(learn_v_th=True)
+    block = SpikingBlock(nn.Linear(3, 3), neuron=neuron)
+    with torch.no_grad():
+        neuron.v_th.fill_(-0.01)
+    for call in (lambda: neuron(noise(2, 1, 3)), lambda: block(noise(2, 4, 3))):
+        with pytest.raises(InputError, match=r"training drove a threshold below zero, to -0\.01"):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -156,101 +218,12 @@ def test_half_a_threshold_learns():
         (lambda: LIF(reset="zero"), "unknown reset 'zero'"),
         (lambda: LIF(v_th=[0.5, -1.0]), "v_th must be positive, one number or one per channel"),
         (lambda: LIF(tau=[0.1, 1.2]), "tau, the share of the potential that is kept, must lie between 0 and 1"),
-        (lambda: LIF()(torch.randn(5)), r"takes a current with time first, \(T, N, ...\), got \(5,\)"),
-        (lambda: LIF()(torch.randn(3, 4, 5), torch.ones(2)), "a neuron over 2 timesteps takes a current of 2"),
+        (lambda: LIF()(torch.randn(5)), r"takes floating-point currents \(T, N, ...\), got \(5,\)"),
+        (lambda: LIF()(torch.randn(3, 4, 5), Widths(torch.ones(2))), "a neuron over 2 timesteps takes an input of 2"),
         (lambda: LIF(tau=[0.1] * 4)(torch.randn(3, 2, 5)), r"tau .*got \(4,\)"),
-        (lambda: LIF()(torch.randn(3, 2, 5), state=torch.zeros(3, 5)), "state|kept_0"),
-        (lambda: LIF(width=MPDWidth(), method=None, surrogate="atan"), "unknown surrogate 'atan'"),
+        (lambda: LIF().with_state(torch.randn(3, 2, 5), torch.zeros(3, 5)), r"state .* \(2, 5\), got \(3, 5\)"),
     ],
 )
 def test_bad_input_is_one_sentence(make, sentence):
     with pytest.raises(InputError, match=sentence):
         make()
-
-
-def test_a_state_is_no_first_step():
-    """Pieces of a sequence have the widths of the whole: the first step of a later piece is not t = 1 of Theorem 2."""
-    torch.manual_seed(0)
-    block = SpikingBlock(torch.nn.Linear(5, 6, bias=False), tau=0.8).eval()
-    x, g = current((4, 3, 5)), current((4, 3, 6), 2)
-    (want,) = torch.autograd.grad((block(x) * g).sum(), block.synapse.weight)
-    first, state = block(x[:2], state=None)
-    second, _ = block(x[2:], state=state)
-    (got,) = torch.autograd.grad((torch.cat([first, second]) * g).sum(), block.synapse.weight)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_a_frozen_norm_is_frozen():
-    block = SpikingBlock(torch.nn.Linear(5, 6, bias=False))
-    block.norm.eval()
-    x = current((3, 8, 5))
-    out = block(x)
-    assert float(block.norm.running_mean.abs().sum()) == 0
-    assert torch.equal(out, block.eval()(x))
-
-
-def test_recompute_repeats_the_measured_widths():
-    torch.manual_seed(0)
-    linear, neuron = torch.nn.Linear(5, 6), LIF(method="mpd-agl")
-
-    class Part(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.neuron = linear, neuron
-
-        def forward(self, x_TNF, num_steps=None):
-            return self.neuron(self.linear(x_TNF))
-
-    part = Part()
-    for _ in range(12):
-        x = current((3, 8, 5))
-        twin = copy.deepcopy(part)
-        twin.neuron._sequences = part.neuron._sequences
-        (want,) = torch.autograd.grad(twin(x).sum(), twin.linear.weight)
-        (got,) = torch.autograd.grad(recompute([part], x, 3).sum(), part.linear.weight)
-        torch.testing.assert_close(got, want)
-
-
-def test_a_current_without_channels_and_one_step_alone():
-    neuron = LIF(method="mpd-agl")
-    assert neuron(current((3, 40))).shape == (3, 40)
-    assert neuron.step(current((40,)))[0].shape == (40,)
-
-
-def test_a_given_neuron_sets_the_scale_of_the_norm_and_keeps_its_axis():
-    assert SpikingBlock(torch.nn.Linear(5, 6), neuron=LIF(v_th=1.0)).norm.v_th == 1.0
-    with pytest.raises(InputError, match="channels are on axis 2, got a neuron with channel_dim=-1"):
-        SpikingBlock(torch.nn.Conv2d(3, 8, 3), neuron=LIF(channel_dim=-1))
-
-
-def test_measured_moments_keep_their_shape_and_are_not_moved_by_evaluation():
-    neuron, other = LIF(method="mpd-agl"), LIF(method="mpd-agl")
-    shapes = {k: v.shape for k, v in neuron.state_dict().items()}
-    neuron(current((4, 50, 6)))
-    assert {k: v.shape for k, v in neuron.state_dict().items()} == shapes
-    other.load_state_dict(neuron.state_dict())
-    assert other.measured.known == 4
-    before = neuron.measured.var.clone()
-    neuron.eval()(9 * current((2, 50, 6)))
-    assert torch.equal(neuron.measured.var, before)
-    neuron.train()(current((6, 50, 6)))  # two more steps: the first four are kept
-    assert neuron.measured.known == 6
-
-
-def test_a_block_refuses_options_that_a_given_part_makes_void():
-    linear = torch.nn.Linear(5, 6)
-    for options, words in (
-        ({"tau": 0.5}, "tau would have no effect beside neuron="),
-        ({"v_th": 1.0, "surrogate": "arctan"}, "v_th, surrogate would have no effect beside neuron="),
-        ({"detach_reset": False}, "detach_reset would"),
-        ({"backend": "eager"}, "backend would"),
-    ):
-        with pytest.raises(InputError, match=words):
-            SpikingBlock(linear, neuron=LIF(), **options)
-    with pytest.raises(InputError, match="method would have no effect beside neuron="):
-        SpikingBlock(linear, neuron=LIF(method="mpd-agl"), method="lsg")
-    with pytest.raises(InputError, match="alpha would have no effect beside norm="):
-        SpikingBlock(linear, norm=torch.nn.LayerNorm(6), alpha=0.5)
-    block = SpikingBlock(linear, neuron=LIF(), method="lsg")  # a neuron without a rule takes the block's
-    assert type(block.width).__name__ == "LSGWidth"
-    assert (block.neuron.v_th, float(block.neuron.tau)) == (0.5, pytest.approx(0.2))

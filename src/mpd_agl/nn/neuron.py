@@ -97,7 +97,8 @@ class Neuron(nn.Module):
             if found.replaces_neuron:
                 raise InputError(
                     f"method {found.name!r} is a neuron of its own, got {type(self).__name__}(method={found.name!r}). "
-                    f"Use get_method({found.name!r}).neuron(), or SpikingBlock(synapse, method={found.name!r})."
+                    f"Use m = get_method({found.name!r}); m.neuron(width=m.width()), or "
+                    f"SpikingBlock(synapse, method={found.name!r})."
                 )
             width, surrogate = width or found.width(), found.surrogate_with(surrogate)
         if reset not in RESETS:

@@ -9,6 +9,7 @@ from mpd_agl.core import spike
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, PLIF
 from mpd_agl.ops import StepDetails, StepInput, StepOutput
+from mpd_agl.rivals.widths import RelativeWidth
 
 
 def diet_neuron(**options: Any) -> PLIF:
@@ -18,7 +19,8 @@ def diet_neuron(**options: Any) -> PLIF:
     gain 0.3 (`RelativeWidth(gain=0.3)`). Soft reset, no gradient through its spike. The published code learns the leak
     as it is; here it is `sigmoid(rho)`, which stays between 0 and 1.
     """
-    return PLIF(**{**options, "surrogate": "triangular", "reset": "soft", "learn_v_th": True, "detach_reset": True})
+    fixed = {"surrogate": "triangular", "reset": "soft", "learn_v_th": True, "detach_reset": True}
+    return PLIF(**{"width": RelativeWidth(gain=0.3), **options, **fixed})
 
 
 class MPRNeuron(LIF):

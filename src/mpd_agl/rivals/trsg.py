@@ -1,4 +1,4 @@
-"""MP-Init and TrSG (Kook et al., WACV 2026): a learnt start of the potential, and a surrogate relative to v_th."""
+"""MP-Init and TrSG (Kook et al., WACV 2026, arXiv 2511.08708): a learnt start of the potential, a relative width."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from mpd_agl.nn import LIF, PLIF, Neuron
 from mpd_agl.nn.called import in_backward
 from mpd_agl.nn.neuron import checked_threshold
 from mpd_agl.ops import StepInput, StepOutput, fused_step
+from mpd_agl.rivals.widths import RelativeWidth
 
 
 class MPInit(Neuron):
@@ -65,7 +66,7 @@ class TrSGNeuron(PLIF):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "reset": "soft", "decay_input": True})
+        super().__init__(**{"width": RelativeWidth(), **options, "reset": "soft", "decay_input": True})
 
     def _set_threshold(self, v_th: Any, learn: bool) -> None:
         value = checked_threshold(v_th)

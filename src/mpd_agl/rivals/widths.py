@@ -26,7 +26,7 @@ class ScheduledWidth(Width):
     """Slope scheduling (Van den Berghe et al., NeurIPS 2025): the slope k rises from `first` to `last` while training.
 
     `kappa = 2/k` of the fast sigmoid. The share of the training that is done is the buffer `progress`, in [0, 1]: a
-    training loop sets it before each step (`train.step` does; in your own loop `nn.set_progress(net, share)`). Here
+    training loop sets it before each step, as `train.step` does (`rule.progress.fill_(share)`). Here
     equal shares of the training multiply the slope by equal factors: along a straight line it passes 10 in the first
     tenth, and the layers of a deep network are cut off from the loss before they have learnt.
     """

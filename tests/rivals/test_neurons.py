@@ -7,31 +7,21 @@ import math
 
 import pytest
 import torch
+from tests.nn.parts import noise
 from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl import core
-from mpd_agl.adaptation import adapt
-from mpd_agl.diagnosis import Monitor
 from mpd_agl.errors import InputError
 from mpd_agl.export.plainstep import PlainNeuron
 from mpd_agl.models import create_model
-from mpd_agl.nn import (
-    LIF,
-    METHODS,
-    PLIF,
-    AtgoNeuron,
-    QuantileWidth,
-    RelativeWidth,
-    ScheduledWidth,
-    SpikingBlock,
-    TrSGNeuron,
-    diet_neuron,
-    get_method,
-    mpr_neuron,
-    recompute,
-    set_progress,
-)
+from mpd_agl.nn import LIF, PLIF, SpikingBlock, Widths, get_method
+from mpd_agl.rivals.asgl import ASGLNeuron, noisy_spike
+from mpd_agl.rivals.atgo import AtgoNeuron, atgo
+from mpd_agl.rivals.neurons import MPRNeuron, diet_neuron
+from mpd_agl.rivals.surrogates import MPR
+from mpd_agl.rivals.trsg import MPInitLIF, MPInitPLIF, MPInitTrSG, TrSGNeuron
+from mpd_agl.rivals.widths import RelativeWidth, ScheduledWidth
 
 T, N, C = 4, 6, 5
 
@@ -96,6 +86,30 @@ def ds_atgo(i_T, tau, v_th, form, thresholds=None):
     return torch.stack(outs), torch.stack(thetas)
 
 
+def asgl(i_T, tau, slope, noise_share):
+    """Hard spikes, a share of them replaced by clamp(a u + 1/2, 0, 1), the gradient of that throughout."""
+    kept, outs = torch.zeros_like(i_T[0]), []
+    for i in i_T:
+        v = tau * kept + i
+        soft = (slope * (v - 0.5) + 0.5).clamp(0, 1)
+        is_soft = torch.rand(v.shape, dtype=v.dtype) < noise_share
+        s = torch.where(is_soft, soft, straight_through((v >= 0.5).to(v), soft))
+        kept = v * (1 - s)
+        outs.append(s)
+    return torch.stack(outs)
+
+
+def psg(i_T, tau, kappa):
+    """The rectangle as the derivative of clamp(u/kappa + 1/2, 0, 1), which knows kappa."""
+    kept, outs = torch.zeros_like(i_T[0]), []
+    for i in i_T:
+        v = tau * kept + i
+        s = straight_through((v >= 0.5).to(v), ((v - 0.5) / kappa + 0.5).clamp(0, 1))
+        kept = v * (1 - s)
+        outs.append(s)
+    return torch.stack(outs)
+
+
 def currents(seed=0, scale=1.0, shape=(T, N, C)):
     generator = torch.Generator().manual_seed(seed)
     return scale * (0.6 + torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -106,7 +120,9 @@ def both(neuron, reference, i_T, dtype, tolerance):
     leaves = dict(neuron.named_parameters())
     double = {k: p.detach().double().requires_grad_() for k, p in leaves.items()}
     i_ref, i_own = i_T.clone().requires_grad_(), i_T.to(dtype).requires_grad_()
+    torch.manual_seed(5)
     want = reference(i_ref, double)
+    torch.manual_seed(5)
     got = neuron(i_own)
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
     g = torch.randn(want.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
@@ -121,14 +137,25 @@ def both(neuron, reference, i_T, dtype, tolerance):
 REFERENCES = {
     "trsg": (TrSGNeuron, lambda i, p: trsg(i, F.softplus(p["p"]), torch.sigmoid(p["rho"]))[0]),
     "diet": (diet_neuron, lambda i, p: diet(i, p["v_th"], torch.sigmoid(p["rho"]))),
-    "mpr": (mpr_neuron, lambda i, p: mpr(i, float(torch.tensor(0.3)))),
+    "mpr": (MPRNeuron, lambda i, p: mpr(i, float(torch.tensor(0.3)))),
     "ds-atgo": (AtgoNeuron, lambda i, p: ds_atgo(i, torch.sigmoid(p["rho"]), 0.5, "threshold")[0]),
+    "asgl": (
+        lambda tau: ASGLNeuron(tau=tau, width=get_method("asgl", kappa=1.6).width()),
+        lambda i, p: asgl(i, float(torch.tensor(0.3)), p["width.slope"], 0.2),
+    ),
+    "psg": (
+        lambda tau: PLIF(tau=tau, method=get_method("psg", kappa=1.6)),
+        lambda i, p: psg(i, p["rho"].sigmoid(), p["width.kappa"]),
+    ),
     "ds-atgo-sigma": (get_method("ds-atgo-sigma").neuron, lambda i, p: ds_atgo(i, p["rho"].sigmoid(), 0.5, "sigma")[0]),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", list(REFERENCES))
+# ASGL's draws depend on the dtype
+CASES = [(name, torch.float64) for name in REFERENCES] + [(n, torch.float32) for n in REFERENCES if n != "asgl"]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_values_and_every_gradient(name, dtype):
     make, reference = REFERENCES[name]
     neuron = make(tau=0.3).to(dtype).train()
@@ -168,10 +195,10 @@ def test_diet_by_hand():
 
 def test_mpr_by_hand():
     # v = .6 fires and leaves -.4; then .5 * -.4 + .2 = 0; the slope at 1/2 is 3/(2 tanh 1.5).
-    s_T = mpr_neuron(tau=0.5)(torch.tensor([[[0.6]], [[0.2]], [[0.5]]]))
+    s_T = MPRNeuron(tau=0.5)(torch.tensor([[[0.6]], [[0.2]], [[0.5]]]))
     assert s_T.flatten().tolist() == [1.0, 0.0, 1.0]
-    assert float(core.MPR().slope(torch.zeros(1))) == pytest.approx(1.5 / math.tanh(1.5))
-    assert core.MPR().rectified(torch.tensor([7.5, -7.5, 0.5])).tolist() == pytest.approx([1.5, -1.5, 0.5])
+    assert float(MPR().slope(torch.zeros(1))) == pytest.approx(1.5 / math.tanh(1.5))
+    assert MPR().rectified(torch.tensor([7.5, -7.5, 0.5])).tolist() == pytest.approx([1.5, -1.5, 0.5])
 
 
 def test_ds_atgo_by_hand():
@@ -195,7 +222,7 @@ def test_ds_atgo_takes_any_rank_and_one_step_that_stands_for_all(shape):
     i_T = i_S.detach().expand(T, *shape[1:]).clone().requires_grad_()
     rho = neuron.rho.detach().clone().requires_grad_()
     want, thetas = ds_atgo(i_T, torch.sigmoid(rho), 0.5, "threshold")
-    written = core.atgo(i_T, torch.sigmoid(rho))
+    written = atgo(i_T, torch.sigmoid(rho))
     assert torch.equal(s_T, want)
     assert torch.equal(written.s_T, want)
     torch.testing.assert_close(neuron.theta[:T], 0.45 + 0.1 * thetas)
@@ -226,7 +253,7 @@ def test_ds_atgo_evaluates_at_the_running_thresholds_which_are_saved():
 
 
 def test_mp_init_starts_where_neurons_that_fired_end():
-    neuron = TrSGNeuron(v_th=0.8, tau=0.4, start="mp-init").double().train()
+    neuron = MPInitTrSG(v_th=0.8, tau=0.4).double().train()
     m = 0.0
     for seed in range(3):
         i_T = currents(seed)
@@ -241,10 +268,23 @@ def test_mp_init_starts_where_neurons_that_fired_end():
     assert float(neuron.start) == pytest.approx(m, rel=1e-5)
 
 
+@pytest.mark.parametrize("make", [MPInitLIF, MPInitPLIF])
+def test_mp_init_is_a_start_of_other_neurons_and_a_state_replaces_it(make):
+    neuron = make(tau=0.4).double().eval()
+    neuron.start.fill_(0.6)
+    i_T = currents(2)
+    want, _, kept = core.lif(i_T, neuron.tau.detach(), torch.ones(T).double(), state=torch.full((N, C), 0.6).double())
+    out, state = neuron.with_state(i_T, None)
+    assert torch.equal(out, want)
+    torch.testing.assert_close(state, kept)
+    again = torch.cat([neuron.with_state(i_T[:1], None)[0], neuron.with_state(i_T[1:], neuron.step(i_T[0])[1])[0]])
+    assert torch.equal(again, want)
+
+
 @pytest.mark.parametrize("backend", ["native", "eager"])
 def test_a_block_starts_there_too_and_adds_its_residual_behind_the_scale(backend):
     torch.manual_seed(0)
-    block = SpikingBlock(nn.Linear(7, C, bias=False), method="trsg", start="mp-init", v_th=0.8, backend=backend)
+    block = SpikingBlock(nn.Linear(7, C, bias=False), method="mp-init-trsg", v_th=0.8, backend=backend)
     x, residual = torch.randn(T, N, 7), torch.rand(T, N, C)
     start = 0.3
     block.neuron.start.fill_(start)
@@ -267,20 +307,67 @@ def test_the_relative_width_gives_the_derivative_by_the_ratio():
 
 
 def test_slope_schedule_follows_the_progress_and_is_saved():
-    net = create_model("cnn8", width_mult=0.125, image_size=16, method="slope-schedule")
-    assert net.conv1.kappa(2).tolist() == [2.0, 2.0]
-    set_progress(net, 0.5)
-    assert net.conv3.kappa(2).tolist() == pytest.approx([2 / 10] * 2)
-    other = create_model("cnn8", width_mult=0.125, image_size=16, method="slope-schedule")
-    other.load_state_dict(net.state_dict())
-    assert other.conv3.kappa(1).tolist() == pytest.approx([2 / 10])
-    set_progress(net, 1.0)
+    rule, other = (LIF(method="slope-schedule") for _ in range(2))
+
+    def kappa(neuron):
+        found = []
+        neuron.watch(lambda o: found.append(o.step.widths.kappa_T))
+        neuron(noise(2, 3, 4))
+        return found[0].tolist()
+
+    assert kappa(rule) == [2.0, 2.0]
+    rule.width.progress.fill_(0.5)
+    assert kappa(rule) == pytest.approx([2 / 10] * 2)
+    other.load_state_dict(rule.state_dict())
+    assert kappa(other) == pytest.approx([2 / 10] * 2)
+    assert "width.progress" in rule.state_dict()
+    rule.width.progress.fill_(1.0)
     u = torch.tensor([0.03], requires_grad=True)
-    neuron = LIF(width=net.conv1.width, surrogate="fast-sigmoid")
-    (g,) = torch.autograd.grad(neuron((u + 0.5).unsqueeze(0)), u, torch.ones(1, 1))
+    (g,) = torch.autograd.grad(rule((u + 0.5).unsqueeze(0)), u, torch.ones(1, 1))
     assert float(g) == pytest.approx(1 / (1 + 100 * 0.03) ** 2, rel=1e-5)
     with pytest.raises(InputError, match="slopes must be positive"):
         ScheduledWidth(0.0)
+
+
+def test_deeptage_width_is_the_norm_of_the_potentials():
+    neuron, i_T, seen = LIF(method="deeptage"), currents(4).float(), []
+    neuron.watch(lambda o: seen.append(o.step.widths.kappa_T))
+    neuron(i_T)
+    sigma_T = (core.lif(i_T, 0.2, torch.ones(T))[1] - 0.5).flatten(1).norm(dim=1)
+    assert seen[0].tolist() == pytest.approx((0.25 * sigma_T / sigma_T[0] + 0.75).tolist(), rel=1e-5)
+    assert neuron.surrogate.name == "arctan-peak"
+    with pytest.raises(InputError, match="has its own surrogate 'arctan-peak', got surrogate='sigmoid'"):
+        LIF(method="deeptage", surrogate="sigmoid")
+
+
+@pytest.mark.parametrize(("method", "start", "parameter"), [("psg", 0.001, "kappa"), ("asgl", 1000.0, "slope")])
+def test_a_learnable_width_out_of_bounds_is_kept_within_and_can_come_back(method, start, parameter):
+    block = SpikingBlock(nn.Linear(7, C), method=method)
+    with torch.no_grad():
+        getattr(block.width, parameter).fill_(start)
+    seen = []
+    block.neuron.watch(lambda o: seen.append(o.step.widths.kappa_T))
+    block(noise(T, N, 7))
+    assert seen[0].detach().tolist() == pytest.approx([core.KAPPA_MIN * 0.5] * T)
+    seen[0].sum().backward()
+    assert float(getattr(block.width, parameter).grad) != 0
+
+
+def test_asgl_mixes_in_training_and_is_a_lif_in_evaluation():
+    neuron, i_T = ASGLNeuron(noise=0.25, width=get_method("asgl").width()), noise(4, 500, 20)
+    out = neuron(i_T)
+    inside = (core.lif(i_T[:1], 0.2, torch.ones(1))[1] - 0.5).abs() < 0.5
+    soft = ((out[:1] > 0) & (out[:1] < 1))[inside]
+    assert float(soft.float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert torch.equal(neuron.eval()(i_T), LIF()(i_T))
+    seen = []
+    neuron.train().watch(lambda o: seen.append(o.output))
+    out = neuron(i_T)
+    v_T = seen[0].details.potentials
+    kept_T = torch.cat([torch.zeros(1, 500, 20), (v_T * (1 - out))[:-1]])
+    torch.testing.assert_close(v_T, 0.2 * kept_T + i_T)
+    with pytest.raises(InputError, match="soft spikes have a height of their own"):
+        neuron(i_T, Widths(torch.ones(4), torch.ones(4)))
 
 
 def test_s2nn_by_its_formula_and_at_one_step_only():
@@ -294,53 +381,24 @@ def test_s2nn_by_its_formula_and_at_one_step_only():
         neuron(i.expand(2, 1, 4))
 
 
-@pytest.mark.parametrize("method", ["ds-atgo", "trsg", "mpr", "diet"])
+@pytest.mark.parametrize("method", ["ds-atgo", "trsg", "mpr", "diet", "asgl"])
 def test_a_method_that_is_a_neuron_is_refused_as_a_width(method):
-    assert METHODS[method].replaces_neuron
     with pytest.raises(InputError, match=f"method '{method}' is a neuron of its own"):
         LIF(method=method)
-    with pytest.raises(InputError, match="and adapt keeps yours"):
-        adapt(nn.Linear(2, 2), torch.zeros(1, 2), method=method)
-
-
-def test_a_threshold_driven_to_zero_is_refused():
-    neuron = diet_neuron(v_th=0.5)
-    with torch.no_grad():
-        neuron.v_th.fill_(-0.01)
-    with pytest.raises(InputError, match=r"training drove a threshold to -0\.01"):
-        neuron(torch.ones(2, 1, 3))
-    block = SpikingBlock(nn.Linear(3, 3), method="diet")
-    with torch.no_grad():
-        block.neuron.v_th.fill_(0.0)
-    with pytest.raises(InputError, match="training drove a threshold to 0"):
-        block(torch.ones(2, 4, 3))
-    with pytest.raises(InputError, match="training drove a threshold to 0"):  # where the training loop reads its losses
-        block.neuron.check_threshold(wait=True)
-
-
-def test_moments_are_measured_of_potentials_that_drop_takes_off():
-    neuron = LIF(width=QuantileWidth(), reset="soft", drop=1.0, tau=0.9)
-    i_T = currents(5).float()
-    neuron(i_T)
-    v_T = core.lif(i_T, 0.9, torch.ones(T), reset="soft", drop=1.0)[1].flatten(1)
-    mean_T, std_T = neuron.measured.moments(num_steps=T)
-    torch.testing.assert_close(mean_T, v_T.mean(1))
-    torch.testing.assert_close(std_T, v_T.std(1, correction=0))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: mpr_neuron(v_th=1.0), "around the threshold 0.5, got v_th=1.0"),
+        (lambda: MPRNeuron(v_th=1.0), "around the threshold 0.5, got v_th=1.0"),
         (lambda: TrSGNeuron(v_th=[0.5, 0.6]), "one threshold per layer"),
-        (lambda: AtgoNeuron(start="mp-init"), "ds-atgo has a hard reset"),
+        (lambda: AtgoNeuron(decay_input=True), "ds-atgo has a hard reset"),
         (lambda: AtgoNeuron()(torch.ones(2, 1, 1)), "the spread of a layer's potentials, got a single one"),
-        (lambda: LIF(drop=1.0), "Use reset='soft'"),
-        (lambda: LIF(start="warm"), "start"),
-        (lambda: PlainNeuron(LIF(start="mp-init")), "export knows LIF and PLIF that start at rest"),
-        (lambda: PlainNeuron(mpr_neuron()), "got one that takes 1 off at a reset, as method mpr does"),
-        (lambda: PlainNeuron(TrSGNeuron()), "got the neuron TrSGNeuron"),
-        (lambda: core.lif(torch.ones(1, 2), 0.5, torch.ones(1), drop=1.0), "Use reset='soft'"),
+        (lambda: ASGLNeuron(noise=1.0), r"noise must lie in \[0, 1\)"),
+        (lambda: PlainNeuron(MPInitLIF()), "the equations of LIF and PLIF, got MPInitLIF"),
+        (lambda: PlainNeuron(MPRNeuron()), "the equations of LIF and PLIF, got MPRNeuron"),
+        (lambda: PlainNeuron(TrSGNeuron()), "the equations of LIF and PLIF, got TrSGNeuron"),
+        (lambda: PlainNeuron(AtgoNeuron()), "the equations of LIF and PLIF, got AtgoNeuron"),
         (lambda: PLIF(v_th=[0.5, 0.6], width=RelativeWidth())(torch.ones(1, 1, 2)), "one threshold per layer"),
     ],
 )
@@ -349,30 +407,30 @@ def test_what_has_no_meaning_is_refused(make, words):
         make()
 
 
-def test_mp_init_with_recompute_is_refused():
-    with pytest.raises(InputError, match="Use it without recompute"):
-        create_model("cnn8", width_mult=0.125, image_size=16, start="mp-init", recompute=True)
-    block = create_model("cnn8", width_mult=0.125, image_size=16, start="mp-init").get_submodule("conv1")
-    with pytest.raises(InputError, match="Use it without recompute"):
-        recompute([block], torch.randn(2, 4, 3, 16, 16), 2).sum().backward()
+STATE_KEYS = {
+    "psg": {"neuron.tau", "width.kappa"},
+    "asgl": {"neuron.tau", "width.slope"},
+    "deeptage": {"neuron.tau"},
+    "slope-schedule": {"neuron.tau", "width.progress"},
+    "ds-atgo": {"neuron.rho", "neuron.theta", "neuron.steps"},
+    "trsg": {"neuron.rho", "neuron.p"},
+    "mp-init-trsg": {"neuron.rho", "neuron.p", "neuron.start"},
+    "mpr": {"neuron.tau"},
+    "diet": {"neuron.rho", "neuron.v_th"},
+    "s2nn": {"neuron.tau"},
+}
 
 
-@pytest.mark.parametrize("method", ["ds-atgo", "trsg", "mpr", "diet"])
-def test_a_monitor_counts_what_the_neuron_did(method):
-    torch.manual_seed(0)
-    net = create_model("cnn8", width_mult=0.125, image_size=16, method=method)
-    counted = []
-    net.conv2.register_forward_hook(lambda m, i, o: counted.append((o.detach() != 0).float()))
-    monitor = Monitor(net, every=1, detail=True)
-    net(torch.randn(4, 3, 16, 16)).sum().backward()
-    seen = monitor.step().layers["conv2"]
-    assert seen.rate_T == pytest.approx(counted[0].flatten(1).mean(1).tolist())
-    assert seen.detail.fired_C == counted[0].sum((0, 1, 3, 4)).int().tolist()
-    assert len(seen.kappa_T) == 2
-    neuron = net.conv2.neuron
-    if method == "ds-atgo":
-        assert seen.v_th == pytest.approx(float((neuron.theta[:2] - 0.45).mean() * 10), rel=1e-4)
-    else:
-        assert seen.kappa_T == pytest.approx(
-            [1.0, 1.0] if method == "mpr" else [float(torch.as_tensor(neuron.v_th).detach())] * 2, rel=1e-6
-        )
+@pytest.mark.parametrize("method", STATE_KEYS)
+def test_a_training_step_in_a_network_and_the_names_of_its_state(method):
+    T = get_method(method).max_steps or 2
+    net = create_model("cnn8", width_mult=0.0625, image_size=8, method=method, num_steps=T)
+    assert STATE_KEYS[method] == {
+        n.removeprefix("conv1.") for n in net.state_dict() if n.startswith(("conv1.neuron", "conv1.width"))
+    }
+    F.cross_entropy(net(noise(6, 3, 8, 8)).mean(0), torch.arange(6)).backward()
+    without = [n for n, p in net.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert without == []
+    before = [p.detach().clone() for p in net.parameters()]
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    assert sum(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)) > 0.8 * len(before)

@@ -1,26 +1,19 @@
-"""TEBN, TAB, MPBN and plain batch norm against slow computations in float64; their widths; folding."""
+"""TEBN, TAB and MPBN against slow computations in float64; their widths; folding."""
 
 import math
 
 import pytest
 import torch
-from mpd_agl.nn.moments import affine_of
+from tests.nn.parts import assert_all_close, gradients, inputs, widths
 from torch import nn
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
-from mpd_agl.nn import (
-    NORMS,
-    TAB,
-    TEBN,
-    BatchNorm,
-    FoldedLIF,
-    SpikingBlock,
-    StepAffine,
-    fold,
-    predicted,
-    share_batch,
-)
+from mpd_agl.nn import LIF, SpikingBlock, StepAffine, fold, predicted
+from mpd_agl.rivals.mpbn import FoldedLIF
+from mpd_agl.rivals.step_norms import TAB, TEBN
+
+NORMS = ("tebn", "tab", "mpbn")
 
 
 def stirred(norm):
@@ -32,20 +25,12 @@ def stirred(norm):
     return norm.double()
 
 
-def grads(out, tensors, g):
-    return torch.autograd.grad(out, tensors, g, retain_graph=True)
-
-
 def check(norm, x, want, num_steps=None):
     """Values, and the gradients of the input and of every parameter."""
-    out = norm(x, num_steps)
+    out, named = norm(x, num_steps), {"x": x, **dict(norm.named_parameters())}
     torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-12)
     g = torch.randn_like(want)
-    tensors = [x, *norm.parameters()]
-    for name, a, b in zip(
-        ["x", *dict(norm.named_parameters())], grads(out, tensors, g), grads(want, tensors, g), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=name)
+    assert_all_close(gradients(out, named, g), gradients(want, named, g), rtol=1e-8, atol=1e-10)
 
 
 def slow_bn(values, gamma, beta, eps):
@@ -100,13 +85,6 @@ def test_tab_by_hand_and_its_running_statistics():
     torch.testing.assert_close(norm(x)[1, 0, 0], 4 * (1 / unbiased[1] + 0.5))
 
 
-def test_bn_is_torchs_over_time_and_batch():
-    norm, theirs = BatchNorm(5), nn.BatchNorm2d(5)
-    x = torch.randn(3, 4, 5, 2, 2) * 3 + 1
-    torch.testing.assert_close(norm(x), theirs(x.flatten(0, 1)).view(x.shape))
-    torch.testing.assert_close(norm.running_var, theirs.running_var)
-
-
 def conv_block(norm, method="mpd-agl", channels=4, num_steps=3, **options):
     torch.manual_seed(0)
     synapse = nn.Conv2d(2, channels, 3, padding=1, bias=False)
@@ -143,31 +121,27 @@ def mpbn_slow(block, s_TNC, kappa_T):
 
 @pytest.mark.parametrize("method", ["stbp-tdbn", "mpd-agl"])
 def test_mpbn_is_its_equations(method):
-    block = conv_block("mpbn", method).double()
-    s = (torch.rand(3, 5, 2, 4, 4) < 0.4).double()
-    kappa_T = block.kappa(3).double()
-    want = mpbn_slow(block, s, kappa_T)
-    out = block(s)
+    block, s = conv_block("mpbn", method).double(), inputs(3, 5, 2, 4, 4).double()
+    want, out = mpbn_slow(block, s, widths(block, 3).kappa_T.double()), block(s)
     assert torch.equal(out, want)
     assert 0.05 < float(out.detach().mean()) < 0.95
     g, named = torch.randn_like(want), dict(block.named_parameters())
-    for name, a, b in zip(
-        named, grads(out, list(named.values()), g), grads(want, list(named.values()), g), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9, msg=name)
+    assert_all_close(gradients(out, named, g), gradients(want, named, g), rtol=1e-7, atol=1e-9)
+    assert {n for n in block.state_dict() if n.startswith("neuron.potential_norm.")} == {
+        f"neuron.potential_norm.{n}" for n in block.norm.state_dict()
+    }
 
 
 def test_widths_that_belong_to_each_norm():
     tau, root = 0.2, math.sqrt(1 + 0.2**2)
     for name, want in {
-        "tdbn": [1.1, 1.1 * root, 1.1 * root],  # 2 gamma_bar v_th, Eq. 7
         "bn": [2.2, 2.2 * root, 2.2 * root],
         "mpbn": [2.2, 2.2, 2.2],  # the potential itself is normalised: nothing leaks into its spread
     }.items():
         block = SpikingBlock(nn.Linear(3, 4), norm=name)
         norm = block.neuron.potential_norm if name == "mpbn" else block.norm
         nn.init.constant_(norm.weight, 1.1)
-        assert block.kappa(3).tolist() == pytest.approx(want, rel=1e-5)
+        assert widths(block, 3).kappa_T.tolist() == pytest.approx(want, rel=1e-5)
     tebn = SpikingBlock(nn.Linear(3, 4), norm="tebn", num_steps=3)
     tab = SpikingBlock(nn.Linear(3, 4), norm="tab", num_steps=3)
     with torch.no_grad():
@@ -175,27 +149,22 @@ def test_widths_that_belong_to_each_norm():
         tab.norm.scale.copy_(torch.tensor([1.0, 0.5, 2.0]).sqrt())
     later = [2 * math.sqrt(a * a + tau * tau * b * b) for a, b in ((0.5, 1.0), (2.0, 0.5))]
     for block in (tebn, tab):  # step t has its own spread, and tau times that of the step before
-        assert block.kappa(3).tolist() == pytest.approx([2.0, *later], rel=1e-5)
+        assert widths(block, 3).kappa_T.tolist() == pytest.approx([2.0, *later], rel=1e-5)
 
 
 def test_moments_per_step_are_those_of_drawn_currents():
-    norm = stirred(TEBN(6, 4)).float()
-    gamma_TC, beta_TC = norm.affine_TC()
+    norm = stirred(TEBN(6, 2)).float()
+    (affine,) = norm.affines()
     tau = torch.tensor(0.7)
-    mean_T, std_T = predicted([affine_of(norm)], tau, 4, "exact", leak="full")
-    generator = torch.Generator().manual_seed(0)
-    v = torch.zeros(200_000, 6)
-    for t in range(4):
-        v = tau * v + beta_TC[t] + gamma_TC[t] * torch.randn(v.shape, generator=generator)
-        assert float(v.detach().mean()) == pytest.approx(float(mean_T[t]), abs=0.01)
+    mean_T, std_T = predicted([affine], tau, 2, "exact")
+    generator, v = torch.Generator().manual_seed(0), torch.zeros(200_000, 6)
+    for t in range(2):
+        v = tau * v + affine.beta_C[t] + affine.gamma_C[t] * torch.randn(v.shape, generator=generator)
+        assert float(v.mean()) == pytest.approx(float(mean_T[t]), abs=0.01)
         # The mixture over channels: a channel keeps its beta from step to step, which the moments take as independent.
-        between = v.mean(0).var(correction=0) - sum(
-            tau ** (2 * (t - j)) * beta_TC[j].var(correction=0) for j in range(t + 1)
-        )
-        assert float((v.var() - between).detach()) == pytest.approx(float(std_T[t] ** 2), rel=0.02)
-    same = predicted([affine_of(BatchNorm(6))], tau, 4, "exact", leak="two")
-    ones = core.potential_moments(torch.zeros(4), torch.ones(4), tau, 4)
-    torch.testing.assert_close(ones, same)  # equal steps give Theorem 2 as it stands
+        apart = sum(tau ** (2 * (t - j)) * affine.beta_C[j].var(correction=0) for j in range(t + 1))
+        between = v.mean(0).var(correction=0) - apart
+        assert float(v.var() - between) == pytest.approx(float(std_T[t] ** 2), rel=0.02)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -207,7 +176,7 @@ def test_folding_keeps_every_spike(name):
             block.neuron.potential_norm.weight[0] = -0.8  # fires below its threshold
             block.neuron.potential_norm.weight[1] = 0.0
             block.neuron.potential_norm.bias[2] = 2.0  # a threshold under 0
-    s = (torch.rand(3, 6, 2, 5, 5) < 0.4).double()
+    s = inputs(3, 6, 2, 5, 5).double()
     for _ in range(30):
         block(s)
     net = nn.Sequential(block).eval()
@@ -226,40 +195,15 @@ def test_folding_keeps_every_spike(name):
 
 def test_refused():
     for text, call in {
-        "unknown norm": lambda: SpikingBlock(nn.Linear(2, 2), norm="ln"),
         "needs num_steps=T": lambda: SpikingBlock(nn.Linear(2, 2), norm="tab"),
         "built for 3 timesteps .* got 2": lambda: SpikingBlock(nn.Linear(2, 2), norm="tebn", num_steps=3)(
             torch.rand(2, 2, 2)
         ),
         "TAB was built for 3 .* got 1": lambda: TAB(2, 3)(torch.rand(1, 2, 2)),
-        "DeepTAGEWidth reads the potentials": lambda: SpikingBlock(nn.Linear(2, 2), norm="mpbn", method="deeptage"),
+        "fires on normalised ones": lambda: conv_block("mpbn", "deeptage")(inputs(3, 5, 2, 4, 4)),
         "knows the neurons LIF and PLIF": lambda: SpikingBlock(nn.Linear(2, 2), norm="mpbn", method="trsg"),
-        "mp-init": lambda: SpikingBlock(nn.Linear(2, 2), norm="mpbn", start="mp-init"),
-        "parameters for 3 timesteps, got 5": lambda: SpikingBlock(nn.Linear(2, 2), norm="tebn", num_steps=3).kappa(5),
+        "makes the block's neuron, got one as well": lambda: SpikingBlock(nn.Linear(2, 2), norm="mpbn", neuron=LIF()),
+        "parameters for 3 timesteps, got 5": lambda: widths(SpikingBlock(nn.Linear(2, 2), norm="tab", num_steps=3), 5),
     }.items():
         with pytest.raises(InputError, match=text):
             call()
-
-
-class OneOfOne:
-    """A process group of one: sums and gathers are its own."""
-
-    def sum(self, x):
-        return x.detach().clone()
-
-    def gather(self, x):
-        return x.detach()[None]
-
-
-@pytest.mark.parametrize("name", ["tebn", "tab", "mpbn"])
-def test_shared_batches_give_the_same_numbers(name):
-    alone, shared = (conv_block(name).double() for _ in range(2))
-    share_batch(shared, OneOfOne())
-    s = (torch.rand(3, 5, 2, 4, 4) < 0.4).double()
-    a, b = alone(s), shared(s)
-    assert torch.equal(a, b)
-    g = torch.randn_like(a)
-    for x, y in zip(grads(a, list(alone.parameters()), g), grads(b, list(shared.parameters()), g), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-10)
-    for x, y in zip(alone.buffers(), shared.buffers(), strict=True):
-        torch.testing.assert_close(x, y)

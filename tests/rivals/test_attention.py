@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.nn import TCJA, SpikeAttention, spike_attention, tcja
+from mpd_agl.rivals.attention import TCJA, SpikeAttention, spike_attention, tcja
 
 
 def tcja_slow(x, weight_t, weight_c):
