@@ -18,3 +18,14 @@ def out_features(synapse: nn.Module) -> int:
     if isinstance(synapse, nn.Linear):
         return synapse.out_features
     raise InputError(f"a synapse must be nn.Conv2d or nn.Linear, got {type(synapse).__name__}.")
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether `ops.conv` computes this layer."""
+    return False
+
+
+def layer_output(layer: nn.Module, x_NC: Tensor, impl: str) -> Tensor:
+    """The output of a linear layer."""
+    found: Tensor = type(layer).forward(layer, x_NC)  # type: ignore[arg-type]
+    return found
