@@ -269,6 +269,11 @@ class AdaptiveSpike(nn.Module):
         return Widths(now.kappa_T[place_T], None if now.gain_T is None else now.gain_T[place_T])
 
     @property
+    def time(self) -> int:
+        """The timestep at which the call that runs began."""
+        return self._time
+
+    @property
     def is_measuring(self) -> bool:
         """Whether the running moments want this sequence."""
         return self._measures and self.adapts
