@@ -85,7 +85,7 @@ def slowly(block, s_in, T, kappa_T):
     n = block.norm
     x_T = x.expand(T, *x.shape[1:])
     i_T = core.tdbn(x_T, n.weight.double(), n.bias.double(), *core.batch_moments(x_T), v_th=n.v_th, alpha=n.alpha)
-    s_T, v_T = core.lif(i_T, block.neuron.tau.double(), kappa_T.double(), v_th=n.v_th)
+    s_T, v_T, _ = core.lif(i_T, block.neuron.tau.double(), kappa_T.double(), v_th=n.v_th)
     near = [float(((v - n.v_th).abs() < k / 2).double().mean()) for v, k in zip(v_T, kappa_T, strict=True)]
     return {
         "rate_T": [float(s.mean()) for s in s_T],

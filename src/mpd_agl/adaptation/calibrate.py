@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from mpd_agl.adaptation.find import Layer, Run
+from mpd_agl.adaptation.find import Layer, Run, to_rest
 from mpd_agl.adaptation.sums import StepSums
-from mpd_agl.adaptation.undo import to_rest
 from mpd_agl.errors import InputError
 
 TOLERANCE = 0.02

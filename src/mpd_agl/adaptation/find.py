@@ -170,6 +170,16 @@ def call_network(net: nn.Module, batch: Any, forward: Forward | None = None) -> 
         ) from error
 
 
+def to_rest(net: nn.Module) -> None:
+    """Let every neuron, and every other stateful module of SpikingJelly, forget its state."""
+    for module in net.modules():
+        adapter = adapter_of(module)
+        if adapter is not None and adapter.refusal(module) is None:
+            adapter.to_rest(module)
+        elif any(k.__name__ == "MemoryModule" for k in type(module).__mro__):
+            module.reset()  # type: ignore[operator]
+
+
 @contextlib.contextmanager
 def everything_requires_grad(net: nn.Module) -> Iterator[None]:
     """The graph must reach frozen layers, too."""

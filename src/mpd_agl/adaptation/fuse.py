@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
-from mpd_agl.adaptation.find import Layer, Run
+from mpd_agl.adaptation.find import Layer, Run, to_rest
 from mpd_agl.adaptation.norms import FoldedNorm, foldable, folded_norms
 from mpd_agl.adaptation.spike import AdaptiveSpike
 from mpd_agl.adaptation.sums import currents
 from mpd_agl.adaptation.synapses import FastSynapse, agrees, fast_synapses, replaceable
-from mpd_agl.adaptation.undo import rehearsal, to_rest
+from mpd_agl.adaptation.undo import rehearsal
 from mpd_agl.core import SURROGATES, Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.ops import BatchStats, NeuronSpec, NormSpec, StepInput, current_map, fused_step, probe

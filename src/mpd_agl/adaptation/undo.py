@@ -8,17 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpd_agl.adaptation.adapters import adapter_of
-
-
-def to_rest(net: nn.Module) -> None:
-    """Let every neuron, and every other stateful module of SpikingJelly, forget its state."""
-    for module in net.modules():
-        adapter = adapter_of(module)
-        if adapter is not None and adapter.refusal(module) is None:
-            adapter.to_rest(module)
-        elif any(k.__name__ == "MemoryModule" for k in type(module).__mro__):
-            module.reset()  # type: ignore[operator]
+from mpd_agl.adaptation.find import to_rest
 
 
 @contextlib.contextmanager

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from mpd_agl.adaptation.adapters import adapter_of
 from mpd_agl.adaptation.calibrate import signs_of_training
-from mpd_agl.adaptation.find import Forward, call_network, everything_requires_grad
+from mpd_agl.adaptation.find import Forward, call_network, everything_requires_grad, to_rest
 from mpd_agl.adaptation.spike import adaptive_spikes
-from mpd_agl.adaptation.undo import own_random_numbers, to_rest, undone
+from mpd_agl.adaptation.undo import own_random_numbers, undone
 from mpd_agl.diagnosis.checks import (
     CARRIED_STATE,
     DEAD_NEEDS,

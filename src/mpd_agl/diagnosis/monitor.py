@@ -33,6 +33,7 @@ class Monitor:
     cannot be watched are in `not_watched`, with the reason. `close()` leaves the network as it was; copies and pickles
     of a watched network are not watched.
 
+    >>> import torch
     >>> from mpd_agl.models import create_model
     >>> net = create_model("cnn8", width_mult=0.125, image_size=16)
     >>> monitor = Monitor(net, every=1)
