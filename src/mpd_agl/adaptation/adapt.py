@@ -1,7 +1,7 @@
 """`adapt(net, batch)`: a scale and a width that fit, on the network you already have; `release` gives it back."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,14 +14,14 @@ from mpd_agl.adaptation import calibrate as calibration
 from mpd_agl.adaptation import fuse as fusing
 from mpd_agl.adaptation.adapters import Adapter, adapter_of, mean_of, read
 from mpd_agl.adaptation.calibrate import Fit, Watched
-from mpd_agl.adaptation.choose import Calibrate, Choice, Moments, Request, choose, is_predictable, requested
+from mpd_agl.adaptation.choose import Calibrate, Choice, Moments, Request, choose, is_predictable
 from mpd_agl.adaptation.find import Forward, Layer, Run, call_network, trace
 from mpd_agl.adaptation.spike import AdaptiveSpike, adaptive_spikes, put_in, take_out
 from mpd_agl.adaptation.surrogates import Shape, measure, with_width
 from mpd_agl.adaptation.undo import rehearsal
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn import MeasuredMoments, Method, Neuron
+from mpd_agl.nn import MeasuredMoments, Method, Neuron, get_method
 
 LEGEND = (
     "reads: the norm before the neuron; scale: what its current was multiplied by; to v_th: deviations from the mean "
@@ -101,23 +101,30 @@ class Adaptation:
 
     def __str__(self) -> str:
         """A table as plain text."""
-        table = Table(title=f"adapted to {self.method}", title_justify="left")
-        for column in ("layer", "neuron", "v_th", "decay", "reset", "reads"):
-            table.add_column(column, no_wrap=True)
-        for column in ("scale", "std/v_th", "to v_th", "rate", "width", "from", "inside"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in self.layers:
-            table.add_row(*_cells(row))
-        out = io.StringIO()
-        Console(file=out, width=240, color_system=None, legacy_windows=False).print(table)
+        left = ("layer", "neuron", "v_th", "decay", "reset", "reads")
+        right = ("scale", "std/v_th", "to v_th", "rate", "width", "from", "inside")
+        table = text_table(f"adapted to {self.method}", left, right, map(_cells, self.layers), width=240)
         fused = sum(bool(r.fused) for r in self.layers)
         notes = [f"{fused} of {len(self.layers)} layers are fused."] * bool(fused) + [LEGEND]
         if self.layers and all(r.num_steps == 1 for r in self.layers):
             notes.append("Every layer ran for one timestep: pass forward= if you loop over time outside the network.")
         notes += [f"{r.layer}: {r.note}." for r in self.layers if r.note]
         notes += [f"{r.layer} ({r.neuron}) was not adapted: {r.reason}." for r in self.not_adapted]
-        lines = [line.rstrip() for line in out.getvalue().splitlines()]
-        return "\n".join(lines + notes)
+        return "\n".join([table, *notes])
+
+
+def text_table(title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[list[str]], *, width: int) -> str:
+    """A table as plain text; the columns named in `right` are flush right."""
+    table = Table(title=title, title_justify="left")
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _cells(row: AdaptedLayer) -> list[str]:
@@ -192,12 +199,22 @@ def adapt(
     """
     if fuse not in (True, False, "dense"):
         raise unknown_name("fuse", fuse, ("True", "False", "dense"))
-    request = requested(method, calibrate, spread, moments, surrogate, momentum, every, chain)
+    request = Request(
+        method=None if method is None else get_method(method),
+        calibrate=calibrate,
+        spread=spread,
+        moments=moments,
+        surrogate=surrogate,
+        momentum=momentum,
+        every=every,
+        chain=chain,
+    )
+    shape = request.shape
     _check(net, batch)
     if calibrate is True:
         calibration.check_untrained(net)
     unscaled = [(p, p.detach().clone()) for p in net.parameters()] if calibrate is not False else []
-    layers, refused = _install(net, request.surrogate)
+    layers, refused = _install(net, shape)
     if not layers:
         return Adaptation(method=request.rule, calibrated=False, layers=(), not_adapted=tuple(refused))
 

@@ -8,7 +8,7 @@ from torch import nn
 from mpd_agl.adaptation.find import Layer
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.nn import MeasuredMoments, Method, Width, get_method, set_chain
+from mpd_agl.nn import MeasuredMoments, Method, Width, set_chain
 
 Calibrate = bool | Literal["threshold", "force"]
 Moments = Literal["auto", "predicted", "measured"]
@@ -23,10 +23,36 @@ class Request:
     calibrate: Calibrate
     spread: float | None
     moments: Moments
-    surrogate: Surrogate | None
+    surrogate: str | Surrogate | None
     momentum: float
     every: int
     chain: int | None
+
+    def __post_init__(self) -> None:
+        if self.moments not in ("auto", "predicted", "measured"):
+            raise unknown_name("moments", self.moments, ("auto", "predicted", "measured"))
+        if self.calibrate not in (True, False, "threshold", "force"):
+            raise unknown_name("calibrate", self.calibrate, ("True", "False", "threshold", "force"))
+        if self.spread is not None and not 0 < self.spread < 100:
+            raise InputError(
+                f"spread, the potential's deviation in thresholds, must be positive, got {self.spread}. 1 is usual."
+            )
+        if self.every < 1:
+            raise InputError(
+                f"every must be at least 1, got {self.every}. The default measures every 8th training pass."
+            )
+        MeasuredMoments(self.momentum)  # refuses what is no momentum
+        if (rule := self.method) is not None and rule.replaces_neuron:
+            raise InputError(
+                f"method {rule.name!r} is a neuron of its own ({rule.about}), and adapt keeps yours. Use a method that "
+                "is a width alone, such as mpd-agl, or build the layer with mpd_agl.nn.SpikingBlock."
+            )
+
+    @property
+    def shape(self) -> Surrogate | None:
+        """The shape that replaces the neurons' own: the caller's, else the method's if it has one."""
+        found = self.surrogate if self.surrogate is not None or self.method is None else self.method.surrogate
+        return None if found is None else get_surrogate(found)
 
     @property
     def rule(self) -> str:
@@ -76,44 +102,3 @@ def is_predictable(layer: Layer) -> bool:
     membrane = layer.adapter.membrane(layer.neuron)
     is_first_order = membrane.kept is not None and membrane.current_kept is None
     return layer.predictable and is_first_order and layer.num_calls == 1
-
-
-def requested(
-    method: str | Method | None,
-    calibrate: Calibrate,
-    spread: float | None,
-    moments: Moments,
-    surrogate: str | Surrogate | None,
-    momentum: float,
-    every: int,
-    chain: int | None,
-) -> Request:
-    """The options of `adapt`, checked."""
-    if moments not in ("auto", "predicted", "measured"):
-        raise unknown_name("moments", moments, ("auto", "predicted", "measured"))
-    if calibrate not in (True, False, "threshold", "force"):
-        raise unknown_name("calibrate", calibrate, ("True", "False", "threshold", "force"))
-    if spread is not None and not 0 < spread < 100:
-        raise InputError(
-            f"spread, the potential's deviation in thresholds, must be positive, got {spread}. 1 is usual."
-        )
-    if every < 1:
-        raise InputError(f"every must be at least 1, got {every}. The default measures every 8th training pass.")
-    MeasuredMoments(momentum)  # refuses what is no momentum
-    rule = None if method is None else get_method(method)
-    if rule is not None and rule.replaces_neuron:
-        raise InputError(
-            f"method {rule.name!r} is a neuron of its own ({rule.about}), and adapt keeps yours. Use a method that is "
-            "a width alone, such as mpd-agl, or build the layer with mpd_agl.nn.SpikingBlock."
-        )
-    shape = surrogate if surrogate is not None or rule is None else rule.surrogate
-    return Request(
-        method=rule,
-        calibrate=calibrate,
-        spread=spread,
-        moments=moments,
-        surrogate=None if shape is None else get_surrogate(shape),
-        momentum=momentum,
-        every=every,
-        chain=chain,
-    )

@@ -7,7 +7,6 @@ threshold, gradients that vanish or explode through depth, windows too narrow or
 forget or pile up, and states that a reset forgot.
 """
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from mpd_agl.adaptation.adapt import text_table
 from mpd_agl.adaptation.adapters import adapter_of
 from mpd_agl.adaptation.calibrate import signs_of_training
 from mpd_agl.adaptation.find import Forward, call_network, everything_requires_grad, to_rest
@@ -75,19 +73,12 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """As plain text."""
-        table = Table(title="spiking layers, in the order in which they run", title_justify="left")
-        for column in ("layer", "neuron"):
-            table.add_column(column)
-        for column in ("v_th", "decay", "std/v_th", "sigmas to v_th", "rate", "width", "in width"):
-            table.add_column(column, justify="right")
-        for column in ("|dL/ds|", "dead channels"):
-            table.add_column(column, justify="right")
-        for row in self.layers:
-            table.add_row(*_cells(row))
-        out = io.StringIO()
-        Console(file=out, width=150, color_system=None, legacy_windows=False).print(table)
+        left = ("layer", "neuron")
+        right = ("v_th", "decay", "std/v_th", "sigmas to v_th", "rate", "width", "in width", "|dL/ds|", "dead channels")
+        title = "spiking layers, in the order in which they run"
+        table = text_table(title, left, right, map(_cells, self.layers), width=150)
         found = [f"{k}. {finding}" for k, finding in enumerate(self.findings, 1)] or ["no problem found"]
-        return out.getvalue() + "\n".join([*found, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([table, *found, *(f"note: {note}" for note in self.notes)])
 
 
 def _finite(value: Any) -> Any:
