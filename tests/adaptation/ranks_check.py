@@ -31,7 +31,7 @@ def check(folder: Path) -> list[Any]:
                 model(part).mean().backward()
         ddp(batches[0][:, rank::world])
         alone(batches[0])
-        state = [[s.measured.var_T.tolist(), s.kappa_T.tolist()] for _, _, s in adaptive_spikes(net)]
-        whole = [[s.measured.var_T.tolist(), s.kappa_T.tolist()] for _, _, s in adaptive_spikes(alone)]
+        state = [[s.measured.moments()[1].tolist(), s.kappa_T.tolist()] for _, _, s in adaptive_spikes(net)]
+        whole = [[s.measured.moments()[1].tolist(), s.kappa_T.tolist()] for _, _, s in adaptive_spikes(alone)]
         found.append([shared, state, whole])
     return found

@@ -11,7 +11,8 @@ from torch import nn
 from mpd_agl.adaptation import AdaptiveSpike, adapt, adaptive_spikes, register_neuron, release
 from mpd_agl.core import spike
 from mpd_agl.errors import InputError
-from mpd_agl.nn import LIF, METHODS, LearnableWidth, MeasuredMoments
+from mpd_agl.nn import LIF, METHODS, MeasuredMoments, Widths
+from mpd_agl.rivals.widths import LearnableWidth
 from tests.adaptation.peers import OverTime, OwnCell, OwnNeuron, Step, own_net
 
 T, N = 4, 64
@@ -102,44 +103,44 @@ def test_measured_widths_follow_the_potential():
     adapt(net, batch(), calibrate=False, momentum=0.5, every=2)
     ((_, neuron, injected),) = adaptive_spikes(net)
     seen = []
-    first = injected.measured.var_T.clone()
-    injected.watchers = [lambda t, u, s: seen.append(u + neuron.v_th)]
+    first = injected.measured.var[:T].clone()
+    injected.watch(lambda t, u, s: seen.append(u + neuron.v_th))
     net(3 * batch(1))  # measured, for the sequences that follow
     torch.testing.assert_close(injected.kappa_T, 2 * first.sqrt())
     new = torch.stack(seen).flatten(1).var(1, correction=0)
-    torch.testing.assert_close(injected.measured.var_T, (first + new) / 2)
+    torch.testing.assert_close(injected.measured.var[:T], (first + new) / 2)
     net(batch())  # not measured
-    torch.testing.assert_close(injected.kappa_T, 2 * injected.measured.var_T.sqrt())
-    before = injected.measured.var_T.clone()
+    torch.testing.assert_close(injected.kappa_T, 2 * injected.measured.var[:T].sqrt())
+    before = injected.measured.var.clone()
     net(batch())
-    assert not torch.equal(injected.measured.var_T, before)
+    assert not torch.equal(injected.measured.var, before)
 
 
 def test_a_shorter_sequence_leaves_the_later_steps():
     net = own_net(depth=1, norm=False)
     adapt(net, batch(), momentum=0.5, every=1)
     ((_, _, injected),) = adaptive_spikes(net)
-    first = injected.measured.var_T.clone()
+    first = injected.measured.var[:T].clone()
     net(2 * batch(1)[:2])
     net(batch())
-    assert bool((injected.measured.var_T[:2] != first[:2]).all())
+    assert bool((injected.measured.var[:2] != first[:2]).all())
     assert len(injected.kappa_T) == T
     net(batch().repeat(2, 1, 1))  # longer: the last width stands for those that were never measured
-    assert injected.measured.var_T.shape == (2 * T,)
+    assert injected.measured.known == 2 * T
 
 
 def test_evaluation_computes_nothing():
     net = own_net(depth=1, norm=False)
     adapt(net, batch())
     ((_, _, injected),) = adaptive_spikes(net)
-    injected.kappa_T, before = None, injected.measured.var_T.clone()
+    injected.widths, before = None, injected.measured.var.clone()
     net.eval()
     net(batch())
     net.train()
     with torch.no_grad():
         net(batch())
     assert injected.kappa_T is None
-    assert torch.equal(injected.measured.var_T, before)
+    assert torch.equal(injected.measured.var, before)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_single_steps_are_counted_by_the_state():
 
     adapt(net, batch(), forward=run)
     ((_, _, injected),) = adaptive_spikes(net)
-    injected.watchers = [lambda t, u, s: steps.append(t)]
+    injected.watch(lambda t, u, s: steps.append(t))
     run(net, batch(), chunk=2)
     run(net, batch())
     assert steps == [0, 1, 2, 3] * 2
@@ -466,11 +467,11 @@ def test_mpd_gain_sets_the_height_of_the_neurons_own_surrogate():
     (_, _, own) = adaptive_spikes(net)[0]
     net.train()
     with_gain = grads(net, x)
-    (gain,) = own.gain_T
+    (gain,) = own.widths.gain_T
     assert 0.1 < float(gain) < 10
     assert abs(float(gain) - 1) > 0.05
-    real = own.width.with_gain
-    own.width.with_gain = lambda potential: (real(potential)[0], None)
+    real = own.width.forward
+    own.width.forward = lambda potential: Widths(real(potential).kappa_T)
     for a, b in zip(with_gain, grads(net, x), strict=True):
         torch.testing.assert_close(a, gain * b, rtol=1e-5, atol=1e-6)
 

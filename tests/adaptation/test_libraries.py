@@ -1,23 +1,17 @@
 """Whole networks of other libraries: what is found, calibrated, fused and released."""
 
 import copy
-import inspect
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl import ops
 from mpd_agl.adaptation import adapt, adaptive_spikes, release
 from mpd_agl.errors import InputError
 from tests.adaptation.peers import peer
 
 T, N, C = 4, 24, 8
-
-needs_general_kernels = pytest.mark.skipif(
-    "norm_v_th" not in inspect.signature(ops.tdbn_neuron).parameters, reason="the general kernels are not there"
-)
 
 
 def images() -> Tensor:
@@ -128,7 +122,6 @@ def test_spikingjelly_tdbn_and_other_nodes():
     assert "QIFNode" in result.not_adapted[0].reason
 
 
-@needs_general_kernels
 @pytest.mark.parametrize("node", ["IFNode", "LIFNode", "ParametricLIFNode"])
 @pytest.mark.parametrize("surrogate", ["Rect", "ATan", "Sigmoid", "PiecewiseQuadratic"])
 @pytest.mark.parametrize("container", [False, True])
@@ -161,7 +154,6 @@ def test_fused_networks_give_what_they_gave(node, surrogate, container):
     assert "forward" not in vars(fused[-3])
 
 
-@needs_general_kernels
 def test_what_is_not_fused_is_told():
     net = jelly(depth=2, surrogate="Erf")
     assert "surrogate Erf" in adapt(net, sequence(), fuse=True).layers[0].note
@@ -232,7 +224,7 @@ def test_one_snntorch_neuron_for_two_layers_keeps_two_times():
     assert "2 times" in row.note
     steps: list[int] = []
     ((_, _, injected),) = adaptive_spikes(net)
-    injected.watchers = [lambda t, u, s: steps.append(t)]
+    injected.watch(lambda t, u, s: steps.append(t))
     net(images())
     assert steps == [0, 0, 1, 1, 2, 2, 3, 3]
 

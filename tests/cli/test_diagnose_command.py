@@ -47,7 +47,7 @@ def here(tmp_path, monkeypatch):
 
 def test_exit_codes_table_and_picture(here, capsys):
     assert main(["diagnose", "some_net:healthy", "--samples", "8"]) == 0
-    assert "no illness found" in capsys.readouterr().out
+    assert "no problem found" in capsys.readouterr().out
     assert main(["diagnose", "some_net:sick", "--samples", "8", "--plot", "ill.png"]) == 1
     assert "1. silent: from layer 5 (conv5) on" in capsys.readouterr().out
     assert (here / "ill.png").stat().st_size > 5000

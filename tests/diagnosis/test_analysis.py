@@ -7,9 +7,11 @@ import torch
 
 from mpd_agl import core
 from mpd_agl.diagnosis import Activity, Monitor, count_operations, energy, measure_activity
+from mpd_agl.diagnosis.histogram import BINS, count
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock, TdBatchNorm, over_time
+from mpd_agl.ops import StepInput
 
 
 def small(name="cnn8", **options):
@@ -83,7 +85,7 @@ def slowly(block, s_in, T, kappa_T):
     n = block.norm
     x_T = x.expand(T, *x.shape[1:])
     i_T = core.tdbn(x_T, n.weight.double(), n.bias.double(), *core.batch_moments(x_T), v_th=n.v_th, alpha=n.alpha)
-    s_T, v_T = core.lif(i_T, block.neuron.tau.double(), kappa_T.double(), v_th=n.v_th)
+    s_T, v_T, _ = core.lif(i_T, block.neuron.tau.double(), kappa_T.double(), v_th=n.v_th)
     near = [float(((v - n.v_th).abs() < k / 2).double().mean()) for v, k in zip(v_T, kappa_T, strict=True)]
     return {
         "rate_T": [float(s.mean()) for s in s_T],
@@ -117,7 +119,7 @@ def test_monitor_against_the_definitions(backend):
     assert [s.step for s in monitor.history] == [0]
     assert list(first.layers) == list(blocks)
     for name, block in blocks.items():
-        kappa_T = block.kappa(3)
+        kappa_T = block.widths(StepInput(inputs[name], 3)).kappa_T
         want = slowly(block, inputs[name], 3, kappa_T)
         got = first.layers[name]
         assert got.kappa_T == pytest.approx(kappa_T.tolist())
@@ -217,10 +219,6 @@ def test_detail_against_the_definitions(monkeypatch, block, most):
 
 
 def test_a_histogram_leaves_nan_out_and_keeps_infinities() -> None:
-    from mpd_agl.diagnosis.histogram import BINS, histogram
-
     inf, nan = float("inf"), float("nan")
-    x_TNC = torch.tensor([[[nan], [0.51], [inf], [-inf], [nan]]])
-    one = torch.ones(1)
-    h = histogram(x_TNC, 0 * one, one, 0 * one, torch.tensor(0.5), v_th=0.5, num_steps=1)
-    assert {b: n for b, n in enumerate(h.count_TB[0]) if n} == {0: 1, 33: 1, BINS + 1: 1}
+    count_B = count(torch.tensor([nan, 0.51, inf, -inf, nan]), 0.5).tolist()
+    assert {b: n for b, n in enumerate(count_B) if n} == {0: 1, 33: 1, BINS + 1: 1}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpd_agl.adaptation import adapt, register_neuron
 from mpd_agl.core import spike
 from mpd_agl.diagnosis import diagnose
-from mpd_agl.diagnosis.checks import FAR, FORGETS, ILLNESSES, SILENT
+from mpd_agl.diagnosis.checks import FAR, FORGETS, CHECKS, SILENT
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF
@@ -37,7 +37,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def found(diagnosis) -> dict[str, object]:
-    return {finding.illness: finding for finding in diagnosis.findings}
+    return {finding.problem: finding for finding in diagnosis.findings}
 
 
 class Plain(nn.Module):
@@ -68,7 +68,7 @@ def test_a_healthy_network_is_clean(method):
     diagnosis = diagnose(cnn8(method=method), x, y)
     assert diagnosis.healthy
     assert diagnosis.notes == ()
-    assert str(diagnosis).endswith("no illness found")
+    assert str(diagnosis).endswith("no problem found")
     assert [row.layer for row in diagnosis.layers] == [f"conv{k}" for k in range(1, 8)]
     assert all(0.8 < row.sigmas < 1.2 for row in diagnosis.layers)
     assert all(row.is_read and row.grad_norm > 0 for row in diagnosis.layers)
@@ -87,7 +87,7 @@ def test_silent_from_a_layer_on():
     assert far.layers == silent.layers
     # conv6 reads nothing but zeros: v_1 = -4 and v_2 = -4.8 everywhere, so mean -4.4 and deviation 0.4, against 0.5.
     assert far.value == pytest.approx(4.9 / 0.4, rel=1e-3)
-    assert "norm.bias" in far.cure
+    assert "norm.bias" in far.fix
     gradient = ill["gradient vanishes through depth"]
     assert gradient.value == 0.0
     assert gradient.layers[-1] == "conv6"  # behind a rectangle that nobody is in
@@ -113,21 +113,21 @@ def test_saturated_and_its_cure():
     saturated = ill["saturated"]
     assert saturated.value == 1.0
     assert len(saturated.layers) == 3
-    assert "norm" in saturated.cure  # a scale would not move the mean
+    assert "norm" in saturated.fix  # a scale would not move the mean
 
 
 @pytest.mark.parametrize(
-    ("width", "illness"), [(1e-3, "window that holds nobody"), (100.0, "window that holds everybody")]
+    ("width", "illness"), [(1e-3, "window too narrow"), (100.0, "window too wide")]
 )
 def test_windows(width, illness):
     from mpd_agl.nn import FixedWidth
 
     net = Plain(lambda: LIF(tau=0.5, v_th=1.0, width=FixedWidth(width)), gain=2.0)
     ill = found(diagnose(net, drive()))
-    assert set(ill) & {"window that holds nobody", "window that holds everybody"} == {illness}
+    assert set(ill) & {"window too narrow", "window too wide"} == {illness}
     assert ill[illness].layers[0] == "neurons.0"
     assert ill[illness].value == (pytest.approx(0.0, abs=5e-3) if width < 1 else 1.0)
-    assert "method='mpd-agl'" in ill[illness].cure
+    assert "method='mpd-agl'" in ill[illness].fix
 
 
 @pytest.mark.parametrize(("gain", "illness"), [(0.01, "vanishes"), (1000.0, "explodes")])
@@ -149,7 +149,7 @@ def test_gradients_through_depth(gain, illness):
     (finding,) = diagnosis.findings
     healthy = diagnose(cnn8(), *batch())
     want = gain * healthy.layers[0].grad_norm / healthy.layers[-1].grad_norm
-    assert finding.illness == f"gradient {illness} through depth"
+    assert finding.problem == f"gradient {illness} through depth"
     assert finding.value == pytest.approx(want, rel=1e-3)
     assert "conv4" in finding.figure
 
@@ -249,7 +249,7 @@ def test_the_picture_is_written(tmp_path):
 
 
 def test_every_illness_says_what_why_and_how():
-    for illness in ILLNESSES:
+    for illness in CHECKS:
         assert illness.why.endswith(".")
         assert "{v" in illness.figure
         assert "{limit" in illness.figure
@@ -296,8 +296,8 @@ def test_spikingjelly_190_and_its_cure():
     far = ill["potentials far below the threshold"]
     assert far.where == "in all layers"
     assert far.value > 3
-    assert far.cure == "mpd_agl.adapt(net, batch)"
-    assert "window that holds nobody" in ill
+    assert far.fix == "mpd_agl.adapt(net, batch)"
+    assert "window too narrow" in ill
     assert "the network keeps its state from call to call" in diagnosis.notes[0]
     adapt(net, images())
     assert diagnose(net, images(), y).healthy
@@ -308,7 +308,7 @@ def test_spikingjelly_trained_networks_are_scaled_only_by_force():
     net = spikingjelly(4.0, layers=2)
     cures = []
     for _ in range(2):  # a look at shapes is no training, a step is one
-        cures.append(found(diagnose(net, images()))["potentials far below the threshold"].cure)
+        cures.append(found(diagnose(net, images()))["potentials far below the threshold"].fix)
         net(images()).square().sum().backward()
         torch.optim.SGD(net.parameters(), 1e-3).step()
         net.zero_grad()
@@ -325,11 +325,11 @@ def test_a_forgotten_reset():
     states = {n: m.v for n, m in net.named_modules() if hasattr(m, "v")}
     diagnosis = diagnose(net, images())
     carried = diagnosis.findings[0]
-    assert carried.illness == "state carried over"
+    assert carried.problem == "state carried over"
     assert carried.layers == ("2", "5")
     assert carried.value > 0.01
     assert "backward through the graph a second time" in carried.why
-    assert "functional.reset_net(net)" in carried.cure
+    assert "functional.reset_net(net)" in carried.fix
     assert all(m.v is states[n] for n, m in net.named_modules() if hasattr(m, "v"))  # the state is left as it was
     functional.reset_net(net)
     assert diagnose(net, images()).healthy

@@ -19,6 +19,11 @@ from mpd_agl.errors import InputError
 Reset = Literal["hard", "soft", "none"]
 
 
+def mean_of(value: Tensor | float) -> Tensor | float:
+    """One number for the layer, without a gradient."""
+    return value.detach().mean() if isinstance(value, Tensor) else value
+
+
 @dataclass(frozen=True)
 class Membrane:
     """A neuron's constants: `v_t = rest + kept (v_{t-1} - rest) + input_scale i_t`, then the spike and the reset."""
@@ -26,7 +31,8 @@ class Membrane:
     v_th: Tensor | float
     rest: Tensor | float
     kept: Tensor | float | None
-    """The share of the potential that is kept to the next step (our tau); None where it is not of this form."""
+    """The share of the potential that is kept to the next step (tau in this package); None where it is not of this
+    form."""
     input_scale: Tensor | float
     reset: Reset
     detach_reset: bool
@@ -36,15 +42,23 @@ class Membrane:
     @property
     def threshold(self) -> Tensor | float:
         """One threshold for the layer, counted from rest."""
-        v_th = self.v_th.detach().mean() if isinstance(self.v_th, Tensor) else self.v_th
-        rest = self.rest.detach().mean() if isinstance(self.rest, Tensor) else self.rest
-        return v_th - rest
+        return mean_of(self.v_th) - mean_of(self.rest)
 
 
 class Adapter:
     """How one family of neurons is read, and where its surrogate function is."""
 
     library = ""
+    known: tuple[str, ...] = ()
+    """The classes of the library that can be adapted; empty: all that match."""
+    spike = ""
+    """The attribute that holds the surrogate function."""
+    threshold = ""
+    """The attribute that holds the threshold; empty where it cannot be set."""
+    state: str | None = None
+    """The attribute that holds the potential between calls of one timestep."""
+    argument = ""
+    """The name of the current among the arguments of a call."""
     calls = 1
     """How often the neuron calls its surrogate function at each timestep; the last of them makes the spikes."""
 
@@ -52,37 +66,59 @@ class Adapter:
         """Whether this adapter reads that module."""
         raise NotImplementedError
 
-    def refusal(self, neuron: nn.Module) -> str | None:
-        """Why this one cannot be adapted, as a clause; None where it can."""
-        return None
-
     def membrane(self, neuron: nn.Module) -> Membrane:
         """Its constants as they are now."""
         raise NotImplementedError
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Timesteps of this call; None where a call is one timestep and the caller has the loop."""
-        raise NotImplementedError
+        return None
+
+    def kind(self, neuron: nn.Module) -> str:
+        """The name of the nearest class of the library in the module's ancestry."""
+        return next(k.__name__ for k in type(neuron).__mro__ if _library(k) == self.library)
+
+    def refusal(self, neuron: nn.Module) -> str | None:
+        """Why this one cannot be adapted, as a clause; None where it can."""
+        if self.known and self.kind(neuron) not in self.known:
+            return f"{self.library}'s {self.kind(neuron)} is not supported: {', '.join(self.known)} are"
+        return self.setting_refused(neuron)
+
+    def setting_refused(self, neuron: nn.Module) -> str | None:
+        """A setting of a supported neuron with which its surrogate function is not called."""
+        return None
+
+    def current(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The current of a call."""
+        return args[0] if args else kwargs.get(self.argument, next(iter(kwargs.values()), None))
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The potential that a call of one timestep starts from; None at rest."""
-        return None
+        return self.state_after(neuron, None)
 
     def state_after(self, neuron: nn.Module, output: Any) -> Tensor | None:
         """The potential that a call of one timestep leaves."""
-        return None
+        state = getattr(neuron, self.state) if self.state else None
+        return state if isinstance(state, Tensor) else None
 
     def function(self, neuron: nn.Module) -> SpikeFunction:
         """Its surrogate function."""
-        raise NotImplementedError
+        return getattr(neuron, self.spike)  # type: ignore[no-any-return]
 
     def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
         """Let the neuron call this function in place of its surrogate function."""
-        raise NotImplementedError
+        replace_attribute(neuron, self.spike, function)
 
     def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
-        """Give it another threshold."""
-        raise InputError(f"the threshold of {type(neuron).__name__} cannot be set from outside.")
+        """Give it another threshold: a buffer or a parameter stays what it is."""
+        if not self.threshold:
+            raise InputError(f"the threshold of {type(neuron).__name__} cannot be set from outside.")
+        now = getattr(neuron, self.threshold)
+        if isinstance(now, Tensor):
+            with torch.no_grad():
+                now.fill_(v_th)
+        else:
+            setattr(neuron, self.threshold, v_th)
 
     def weights(self, neuron: nn.Module) -> list[nn.Parameter]:
         """Synapses that the neuron itself holds."""
@@ -99,36 +135,30 @@ def replace_attribute(module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def _named(module: nn.Module, library: str) -> str:
-    """The name of the nearest class of that library in the module's ancestry; empty where there is none."""
-    for kind in type(module).__mro__:
-        if kind.__module__.split(".")[0] == library:
-            return kind.__name__
-    return ""
+def _library(kind: type) -> str:
+    return kind.__module__.split(".")[0]
 
 
 def _ancestors(module: nn.Module, library: str) -> set[str]:
-    return {k.__name__ for k in type(module).__mro__ if k.__module__.split(".")[0] == library}
+    return {k.__name__ for k in type(module).__mro__ if _library(k) == library}
 
 
 class SpikingJelly(Adapter):
-    """IFNode, LIFNode, ParametricLIFNode and the nodes made of SimpleBaseNode, single- and multi-step."""
+    """IFNode, LIFNode, ParametricLIFNode and the nodes made of SimpleBaseNode, single- and multi-step.
 
-    library = "spikingjelly"
+    With a surrogate function that is not of its library a node runs the plain steps, which call it.
+    """
+
+    library, spike, threshold, state = "spikingjelly", "surrogate_function", "v_threshold", "v"
+    known = ("IFNode", "LIFNode", "ParametricLIFNode", "SimpleIFNode", "SimpleLIFNode", "SimpleBaseNode")
 
     def matches(self, neuron: nn.Module) -> bool:
         """Every node; those that we cannot read are refused with a reason."""
         names = _ancestors(neuron, self.library)
-        return bool(names & {"BaseNode", "SimpleBaseNode"}) or (
-            "MemoryModule" in names and hasattr(neuron, "surrogate_function")
-        )
+        return bool(names & {"BaseNode", "SimpleBaseNode"}) or ("MemoryModule" in names and hasattr(neuron, self.spike))
 
-    def refusal(self, neuron: nn.Module) -> str | None:
-        """Other dynamics, and backends that do not call the surrogate function."""
-        name = _named(neuron, self.library)
-        known = {"IFNode", "LIFNode", "ParametricLIFNode", "SimpleIFNode", "SimpleLIFNode", "SimpleBaseNode"}
-        if name not in known:
-            return f"{name} is none of SpikingJelly's neurons that call their surrogate function once on v - v_th"
+    def setting_refused(self, neuron: nn.Module) -> str | None:
+        """Backends that do not call the surrogate function."""
         if (backend := getattr(neuron, "backend", "torch")) != "torch":
             return f"its backend {backend!r} does not call the surrogate function; set_backend(net, 'torch') first"
         if getattr(neuron, "_neuron_precision", None) is not None:
@@ -138,50 +168,33 @@ class SpikingJelly(Adapter):
     def membrane(self, neuron: nn.Module) -> Membrane:
         """`tau` is a time constant here: 1 - 1/tau is kept. It also divides the current where `decay_input` is set."""
         n: Any = neuron
-        name = _named(neuron, self.library)
-        gain: Tensor | float | None = None
-        if name == "ParametricLIFNode":
-            gain = n.w.detach().sigmoid()
-        elif name in ("LIFNode", "SimpleLIFNode"):
-            gain = 1 / (n.tau.detach() if isinstance(n.tau, Tensor) else float(n.tau))
-        elif name in ("IFNode", "SimpleIFNode"):
-            gain = 0.0
-        decays = gain is not None and getattr(n, "decay_input", False)
+        leaks: dict[str, Callable[[], Tensor | float]] = {
+            "ParametricLIFNode": lambda: n.w.detach().sigmoid(),
+            "LIFNode": lambda: 1 / mean_of(n.tau),
+            "SimpleLIFNode": lambda: 1 / mean_of(n.tau),
+            "IFNode": lambda: 0.0,
+            "SimpleIFNode": lambda: 0.0,
+        }
+        kind = self.kind(neuron)
+        leak = leaks[kind]() if kind in leaks else None
+        decays = leak is not None and getattr(n, "decay_input", False)
         return Membrane(
             v_th=n.v_threshold,
             rest=0.0 if n.v_reset is None else n.v_reset,
-            kept=None if gain is None else 1 - gain,
-            input_scale=gain if decays and gain is not None else 1.0,
+            kept=None if leak is None else 1 - leak,
+            input_scale=leak if decays else 1.0,  # type: ignore[arg-type]
             reset="soft" if n.v_reset is None else "hard",
             detach_reset=bool(n.detach_reset),
         )
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """step_mode 'm': the first axis is time."""
-        x = args[0] if args else next(iter(kwargs.values()))
-        return int(x.shape[0]) if neuron.step_mode == "m" else None
+        return int(self.current(args, kwargs).shape[0]) if neuron.step_mode == "m" else None
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """`v` is a number after reset(); a v of another shape is thrown away by the node."""
-        v, x = neuron.v, args[0] if args else next(iter(kwargs.values()))
-        return v if isinstance(v, Tensor) and v.shape == x.shape else None
-
-    def state_after(self, neuron: nn.Module, output: Any) -> Tensor | None:
-        """The node keeps v."""
-        v = neuron.v
-        return v if isinstance(v, Tensor) else None
-
-    def function(self, neuron: nn.Module) -> SpikeFunction:
-        """An nn.Module of its own."""
-        return neuron.surrogate_function  # type: ignore[return-value]
-
-    def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
-        """In its place. With a surrogate function not of its library the node runs the plain steps, which call it."""
-        replace_attribute(neuron, "surrogate_function", function)
-
-    def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
-        """A plain number."""
-        neuron.v_threshold = v_th  # type: ignore[assignment]
+        v = self.state_after(neuron, None)
+        return v if v is not None and v.shape == self.current(args, kwargs).shape else None
 
     def to_rest(self, neuron: nn.Module) -> None:
         """As functional.reset_net does."""
@@ -191,31 +204,25 @@ class SpikingJelly(Adapter):
 class SnnTorch(Adapter):
     """Leaky, Synaptic, Lapicque, RLeaky, RSynaptic: one timestep a call, the surrogate called for reset and spike."""
 
-    library = "snntorch"
+    library, spike, threshold, state, argument = "snntorch", "spike_grad", "threshold", "mem", "input_"
+    known = ("Lapicque", "Leaky", "RLeaky", "RSynaptic", "Synaptic")
     calls = 2
 
     def matches(self, neuron: nn.Module) -> bool:
         """Every neuron of the library."""
         return "SpikingNeuron" in _ancestors(neuron, self.library)
 
-    def refusal(self, neuron: nn.Module) -> str | None:
-        """Other dynamics; neurons without a gradient; winner-takes-all."""
-        name = _named(neuron, self.library)
-        known = {"Leaky", "Synaptic", "Lapicque", "RLeaky", "RSynaptic"}
-        if name not in known:
-            return f"snnTorch's {name} is not supported: {', '.join(sorted(known))} are"
-        if neuron.surrogate_disable:
-            return "surrogate_disable=True leaves it without a gradient"
-        return None
+    def setting_refused(self, neuron: nn.Module) -> str | None:
+        """A neuron without a gradient."""
+        return "surrogate_disable=True leaves it without a gradient" if neuron.surrogate_disable else None
 
     def membrane(self, neuron: nn.Module) -> Membrane:
         """`beta` is the share kept, `alpha` the share of the synaptic current."""
         n: Any = neuron
         kept: Any = n.beta.detach().clamp(0, 1)
         input_scale: Tensor | float = 1.0
-        if _named(neuron, self.library) == "Lapicque":
+        if self.kind(neuron) == "Lapicque":
             kept, input_scale = (1 - n.time_step / (n.R * n.C)).detach(), (n.time_step / n.C).detach()
-        synaptic = _named(neuron, self.library) in ("Synaptic", "RSynaptic")
         resets: dict[str, Reset] = {"subtract": "soft", "zero": "hard", "none": "none"}
         return Membrane(
             v_th=n.threshold,
@@ -224,37 +231,14 @@ class SnnTorch(Adapter):
             input_scale=input_scale,
             reset=resets[n.reset_mechanism],
             detach_reset=True,
-            current_kept=n.alpha.detach().clamp(0, 1) if synaptic else None,
+            current_kept=n.alpha.detach().clamp(0, 1) if "Synaptic" in self.kind(neuron) else None,
         )
-
-    def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """The caller has the loop."""
-        return None
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """`mem` is the last argument; without one the neuron uses the `mem` it kept, if its shape fits."""
-        x = args[0] if args else kwargs["input_"]
         passed = kwargs.get("mem", args[-1] if len(args) > 1 else None)
-        mem = neuron.mem if passed is None else passed
-        return mem if isinstance(mem, Tensor) and mem.shape == x.shape else None
-
-    def state_after(self, neuron: nn.Module, output: Any) -> Tensor | None:
-        """The neuron keeps what it returns."""
-        mem = neuron.mem
-        return mem if isinstance(mem, Tensor) else None
-
-    def function(self, neuron: nn.Module) -> SpikeFunction:
-        """A closure, or any callable of the user."""
-        return neuron.spike_grad  # type: ignore[return-value]
-
-    def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
-        """In its place."""
-        replace_attribute(neuron, "spike_grad", function)
-
-    def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
-        """A buffer or a parameter, which stays what it is."""
-        with torch.no_grad():
-            neuron.threshold.fill_(v_th)  # type: ignore[operator]
+        mem = self.state_after(neuron, None) if passed is None else passed
+        return mem if mem is not None and mem.shape == self.current(args, kwargs).shape else None
 
     def to_rest(self, neuron: nn.Module) -> None:
         """As utils.reset does."""
@@ -296,22 +280,18 @@ class NorseSurrogate:
 class Norse(Adapter):
     """LIFCell, LIF, LIFRecurrentCell, LIFRecurrent, LIFBoxCell: `p.method` and `p.alpha` choose the surrogate."""
 
-    library = "norse"
+    library, argument = "norse", "input_tensor"
+    known = ("LIF", "LIFBoxCell", "LIFCell", "LIFRecurrent", "LIFRecurrentCell")
 
     def matches(self, neuron: nn.Module) -> bool:
         """Every spiking cell of the library."""
         names = _ancestors(neuron, self.library)
         return bool(names & {"SNN", "SNNCell", "SNNRecurrent", "SNNRecurrentCell"}) and hasattr(neuron.p, "method")
 
-    def refusal(self, neuron: nn.Module) -> str | None:
-        """Other dynamics; the adjoint methods, which have no surrogate."""
-        name = _named(neuron, self.library)
-        known = {"LIFCell", "LIF", "LIFRecurrentCell", "LIFRecurrent", "LIFBoxCell"}
-        if name not in known:
-            return f"Norse's {name} is not supported: {', '.join(sorted(known))} are"
-        if neuron.p.method == "adjoint":  # type: ignore[union-attr]
-            return "method='adjoint' has no surrogate function; method='super' has"
-        return None
+    def setting_refused(self, neuron: nn.Module) -> str | None:
+        """The adjoint methods."""
+        p: Any = neuron.p
+        return "method='adjoint' has no surrogate function; method='super' has" if p.method == "adjoint" else None
 
     def membrane(self, neuron: nn.Module) -> Membrane:
         """`v += dt/tau_mem (v_leak - v + i)` with the current kept by `1 - dt/tau_syn`."""
@@ -325,14 +305,13 @@ class Norse(Adapter):
             kept=1 - rate,
             input_scale=rate,
             reset="soft" if soft else "hard",
-            detach_reset="Recurrent" in _named(neuron, self.library),
+            detach_reset="Recurrent" in self.kind(neuron),
             current_kept=1 - dt * p.tau_syn_inv if hasattr(p, "tau_syn_inv") else None,
         )
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """A cell takes one timestep, the others a sequence."""
-        x = args[0] if args else kwargs["input_tensor"]
-        return None if _named(neuron, self.library).endswith("Cell") else int(x.shape[0])
+        return None if self.kind(neuron).endswith("Cell") else int(self.current(args, kwargs).shape[0])
 
     def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The state is the second argument."""
@@ -340,23 +319,19 @@ class Norse(Adapter):
         return None if state is None else state.v
 
     def state_after(self, neuron: nn.Module, output: Any) -> Tensor | None:
-        """Returned beside the spikes."""
+        """Returned with the spikes."""
         v: Tensor = output[1].v
         return v
 
     def function(self, neuron: nn.Module) -> SpikeFunction:
         """`threshold` as the neuron's step function calls it."""
-        step: Any = neuron.activation
-        step = step.step if isinstance(step, _NorseStep) else step
         p: Any = neuron.p
-        return NorseSurrogate(step.__globals__["threshold"], p.method, p.alpha)
+        return NorseSurrogate(_own_step(neuron.activation).__globals__["threshold"], p.method, p.alpha)
 
     def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
         """Into the step functions, dense and sparse; Norse's own function puts the step functions back."""
         for name in ("activation", "activation_sparse"):
-            step: Any = getattr(neuron, name)
-            step = step.step if isinstance(step, _NorseStep) else step
-            if step is not None:
+            if (step := _own_step(getattr(neuron, name))) is not None:
                 spike = _NorseStep(step, function) if isinstance(function, nn.Module) else step
                 replace_attribute(neuron, name, spike)
 
@@ -371,83 +346,47 @@ class Norse(Adapter):
         return [w for w in own if isinstance(w, nn.Parameter)]
 
 
+def _own_step(step: Any) -> Any:
+    return step.step if isinstance(step, _NorseStep) else step
+
+
 Reading = str | float | Callable[[Any], Any]
 
 
-def _read(neuron: nn.Module, what: Reading) -> Any:
+def _value(neuron: nn.Module, what: Reading) -> Any:
     if isinstance(what, str):
         return getattr(neuron, what)
     return what(neuron) if callable(what) else what
 
 
-@dataclass(frozen=True)
 class Registered(Adapter):
-    """A neuron made known by `register_neuron`."""
+    """A neuron made known by `register_neuron`, with its arguments."""
 
-    kind: type[nn.Module]
-    spike: str
-    v_th: Reading
-    tau: Reading | None
-    input_scale: Reading
-    rest: Reading
-    reset: Reset
-    detach_reset: bool
-    state: str | None
-    at_rest: object = None
-    calls: int = 1
-    library: str = "own"
+    library = "own"
+
+    def __init__(self, cls: type[nn.Module], readings: dict[str, Reading], at_rest: object, **fixed: Any) -> None:
+        self.cls, self.readings, self.at_rest = cls, readings, at_rest
+        self.reset, self.detach_reset = fixed["reset"], fixed["detach_reset"]
+        self.spike, self.state, self.calls = fixed["spike"], fixed["state"], fixed["calls"]
+        self.threshold = readings["v_th"] if isinstance(readings["v_th"], str) else ""
 
     def matches(self, neuron: nn.Module) -> bool:
         """The class and what derives from it."""
-        return isinstance(neuron, self.kind)
+        return isinstance(neuron, self.cls)
 
     def membrane(self, neuron: nn.Module) -> Membrane:
         """As registered."""
-        return Membrane(
-            v_th=_read(neuron, self.v_th),
-            rest=_read(neuron, self.rest),
-            kept=None if self.tau is None else _read(neuron, self.tau),
-            input_scale=_read(neuron, self.input_scale),
-            reset=self.reset,
-            detach_reset=self.detach_reset,
-        )
+        values = {name: _value(neuron, what) for name, what in self.readings.items()}
+        return Membrane(**{"kept": None} | values, reset=self.reset, detach_reset=self.detach_reset)
 
     def steps(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Without a state to look at, a call of the neuron is a sequence; the surrogate's calls are its steps."""
         return 0 if self.state is None else None
 
-    def state_before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The attribute, where it holds a tensor."""
-        return self.state_after(neuron, None)
-
-    def state_after(self, neuron: nn.Module, output: Any) -> Tensor | None:
-        """The attribute, where it holds a tensor."""
-        state = getattr(neuron, self.state) if self.state is not None else None
-        return state if isinstance(state, Tensor) else None
-
     def to_rest(self, neuron: nn.Module) -> None:
         """The attribute's value at rest."""
         if self.state is not None:
             setattr(neuron, self.state, self.at_rest)
-
-    def function(self, neuron: nn.Module) -> SpikeFunction:
-        """The attribute."""
-        return getattr(neuron, self.spike)  # type: ignore[no-any-return]
-
-    def put(self, neuron: nn.Module, function: SpikeFunction) -> None:
-        """In its place."""
-        replace_attribute(neuron, self.spike, function)
-
-    def set_v_th(self, neuron: nn.Module, v_th: float) -> None:
-        """Where the threshold was registered by the name of an attribute."""
-        if not isinstance(self.v_th, str):
-            super().set_v_th(neuron, v_th)
-        now = getattr(neuron, str(self.v_th))
-        if isinstance(now, Tensor):
-            with torch.no_grad():
-                now.fill_(v_th)
-        else:
-            setattr(neuron, str(self.v_th), v_th)
 
 
 _ADAPTERS: list[Adapter] = [SpikingJelly(), SnnTorch(), Norse()]
@@ -491,9 +430,11 @@ def register_neuron(
     ...         return torch.stack(spikes)
     >>> register_neuron(MyNeuron, spike="surrogate", v_th="v_th", tau="decay")
     """
-    own = Registered(kind, spike, v_th, tau, input_scale, rest, reset, detach_reset, state, at_rest, calls)
-    others = [a for a in _ADAPTERS if not (isinstance(a, Registered) and a.kind is kind)]
-    _ADAPTERS[:] = [own, *others]  # first: a registered subclass of a library's neuron is read as registered
+    readings = {"v_th": v_th, "input_scale": input_scale, "rest": rest} | ({} if tau is None else {"kept": tau})
+    fixed = {"spike": spike, "reset": reset, "detach_reset": detach_reset, "state": state, "calls": calls}
+    others = [a for a in _ADAPTERS if not (isinstance(a, Registered) and a.cls is kind)]
+    # first: a registered subclass of a library's neuron is read as registered
+    _ADAPTERS[:] = [Registered(kind, readings, at_rest, **fixed), *others]
     _BY_CLASS.clear()
 
 
@@ -503,3 +444,10 @@ def adapter_of(module: nn.Module) -> Adapter | None:
     if kind not in _BY_CLASS:
         _BY_CLASS[kind] = next((a for a in _ADAPTERS if a.matches(module)), None)
     return _BY_CLASS[kind]
+
+
+def read(neuron: nn.Module) -> Adapter:
+    """The adapter of a neuron that is known to have one."""
+    adapter = adapter_of(neuron)
+    assert adapter is not None
+    return adapter

@@ -1,4 +1,4 @@
-"""What stands before each spiking neuron: found by following one training pass back through its graph of gradients.
+"""What comes before each spiking neuron: found by following one training pass back through its graph of gradients.
 
 Every tensor of a pass knows the operation that made it, and that one the operations before it. Walking back from a
 neuron's current, the first norm, synapse or neuron on each path is what the current is made of. So a norm is found
@@ -14,37 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.adaptation.adapters import Adapter, adapter_of
-from mpd_agl.adaptation.spike import AdaptiveSpike, Watcher, affine_before
+from mpd_agl.adaptation.spike import AdaptiveSpike, Watcher, affines_before
+from mpd_agl.errors import InputError
 
 SYNAPSES = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.Embedding)
-
-_MOVES = {
-    "Alias",
-    "AsStrided",
-    "Cat",
-    "Clone",
-    "Contiguous",
-    "Expand",
-    "Permute",
-    "Repeat",
-    "Reshape",
-    "Select",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Stack",
-    "ToCopy",
-    "Transpose",
-    "T",
-    "Unbind",
-    "Unfold",
-    "UnsafeSplit",
-    "UnsafeView",
-    "Unsqueeze",
-    "View",
-    "Flatten",
-    "Movedim",
-}
+_MOVES = frozenset(
+    """Alias AsStrided Cat Clone Contiguous Expand Flatten Movedim Permute Repeat Reshape Select Slice Split Squeeze
+    Stack T ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View""".split()  # noqa: SIM905
+)
 """Operations that only move values, as torch names them in the graph."""
 _PRODUCTS = ("Convolution", "Addmm", "Mm", "Bmm", "Linear", "Baddbmm", "Einsum")
 
@@ -63,7 +40,7 @@ class Layer:
     predictable: bool = False
     """Whether the current is the norms' output, or a sum of them, and nothing else."""
     is_direct: bool = False
-    """Whether the output of one norm is the neuron's current as it stands, only moved."""
+    """Whether the neuron's current is the output of one norm, only moved."""
     is_read: bool = True
     """Whether the network's output depends on the spikes; not so where it is this neuron's potential alone."""
     num_calls: int = 0
@@ -99,7 +76,7 @@ class Tracer:
         """Watch one pass."""
         handles = []
         for name, module in net.named_modules():
-            is_neuron, is_norm = adapter_of(module) is not None, affine_before(module) is not None
+            is_neuron, is_norm = adapter_of(module) is not None, affines_before(module) is not None
             if not (is_neuron or is_norm or isinstance(module, SYNAPSES)):
                 continue
 
@@ -155,10 +132,10 @@ class Tracer:
         return found, between
 
     def describe(self, layer: Layer) -> None:
-        """Fill in what stands before a layer."""
+        """Fill in what comes before a layer."""
         found, between = self.sources(self.currents.get(layer.neuron))
         modules = [f for f in found if f is not None]
-        layer.norms = [f for f in modules if affine_before(f[1]) is not None]
+        layer.norms = [f for f in modules if affines_before(f[1]) is not None]
         synapses = [f for f in modules if isinstance(f[1], SYNAPSES)]
         for _, norm in layer.norms:
             behind, _ = self.sources(self.norm_inputs.get(norm))
@@ -171,11 +148,26 @@ class Tracer:
 
 
 Run = Callable[[], object]
+Forward = Callable[[nn.Module, Any], Any]
 
 
-def default_forward(net: nn.Module, batch: Any) -> object:
-    """`net(x)`; of a (x, labels) pair, as data loaders give it, the first."""
-    return net(batch[0] if isinstance(batch, (tuple, list)) else batch)
+def call_network(net: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+    """`forward(net, batch)`, or `net(x)`; of a (x, labels) pair, as data loaders give it, the first. What a network
+    says of a batch that it cannot take becomes a sentence.
+    """
+    try:
+        if forward is not None:
+            return forward(net, batch)
+        return net(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    except InputError:
+        raise
+    except Exception as error:
+        called = "net(batch)" if forward is None else "forward(net, batch)"
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise InputError(
+            f"{called} failed with {words}. Pass a batch as you train with, in tensors (--batch FILE.npz in a shell), "
+            "or forward= with your own loop."
+        ) from error
 
 
 def to_rest(net: nn.Module) -> None:
@@ -186,34 +178,6 @@ def to_rest(net: nn.Module) -> None:
             adapter.to_rest(module)
         elif any(k.__name__ == "MemoryModule" for k in type(module).__mro__):
             module.reset()  # type: ignore[operator]
-
-
-@contextlib.contextmanager
-def rehearsal(net: nn.Module) -> Iterator[None]:
-    """Training passes that leave no trace: modes, buffers, states and random numbers come back."""
-    modes = {m: m.training for m in net.modules()}
-    buffers = {
-        m: {k: (b, None if b is None else b.detach().clone()) for k, b in m._buffers.items()} for m in net.modules()
-    }
-    devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d for d in devices if d is not None]):
-        net.train()
-        to_rest(net)
-        try:
-            yield
-        finally:
-            to_rest(net)
-            with torch.no_grad():
-                for module, saved in buffers.items():
-                    for name, (buffer, value) in saved.items():
-                        if buffer is None or value is None:
-                            continue
-                        if module._buffers.get(name) is buffer and buffer.shape == value.shape:
-                            buffer.copy_(value)
-                        else:
-                            module._buffers[name] = value
-            for module, mode in modes.items():
-                module.training = mode
 
 
 @contextlib.contextmanager
@@ -241,23 +205,20 @@ def _behind(nodes: list[Any]) -> set[Any]:
     return found
 
 
+def _appender(nodes: list[Any]) -> Watcher:
+    return lambda t, u, s: nodes.append(s.grad_fn)
+
+
 def trace(net: nn.Module, run: Run, layers: list[Layer]) -> list[Layer]:
-    """One training pass: the layers in the order in which they ran, each with what stands before it."""
+    """One training pass: the layers in the order in which they ran, each with what comes before it."""
     tracer = Tracer()
-    fired: dict[nn.Module, list[Any]] = {layer.neuron: [] for layer in layers}
-
-    def watcher(nodes: list[Any]) -> Watcher:
-        return lambda t, u, s: nodes.append(s.grad_fn)
-
-    watchers = [(layer.spike.watchers, watcher(fired[layer.neuron])) for layer in layers]
-    for watched, one in watchers:
-        watched.append(one)
+    by_neuron = {layer.neuron: layer for layer in layers}
+    fired: dict[nn.Module, list[Any]] = {neuron: [] for neuron in by_neuron}
     with contextlib.ExitStack() as at_end, torch.enable_grad(), everything_requires_grad(net), tracer.attached(net):
-        for watched, one in watchers:
-            at_end.callback(watched.remove, one)
+        for neuron, nodes in fired.items():
+            at_end.callback(by_neuron[neuron].spike.watch(_appender(nodes)).remove)
         result = run()  # kept until the graph was read
         reached = _behind([t.grad_fn for t in _tensors(result)])
-        by_neuron = {layer.neuron: layer for layer in layers}
         ran = [by_neuron[n] for n in tracer.order if n in by_neuron]
         for layer in ran:
             tracer.describe(layer)

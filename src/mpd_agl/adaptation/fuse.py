@@ -1,9 +1,9 @@
-"""`adapt(net, batch, fuse=True)`: norm and neuron of SpikingJelly networks run as one kernel of ours.
+"""`adapt(net, batch, fuse=True)`: norm and neuron of SpikingJelly networks run as one kernel of this package.
 
 The modules, their names and their parameters stay. The norm hands its input on, and the neuron applies norm and
 neuron in one pass over it. A layer is fused only after spikes and gradients were compared with its own on the batch.
 
-Convolutions and linear layers keep time folded into the batch, as SpikingJelly has it (`adapt.synapses`).
+Convolutions and linear layers keep time folded into the batch, as SpikingJelly has it (`adaptation.synapses`).
 """
 
 from collections.abc import Iterator
@@ -14,20 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import core, ops
-from mpd_agl.adaptation.find import Layer, Run, rehearsal, to_rest
+from mpd_agl import core
+from mpd_agl.adaptation.find import Layer, Run, to_rest
 from mpd_agl.adaptation.norms import FoldedNorm, foldable, folded_norms
 from mpd_agl.adaptation.spike import AdaptiveSpike
+from mpd_agl.adaptation.sums import currents
 from mpd_agl.adaptation.synapses import FastSynapse, agrees, fast_synapses, replaceable
+from mpd_agl.adaptation.undo import rehearsal
 from mpd_agl.core import SURROGATES, Surrogate
 from mpd_agl.errors import InputError
+from mpd_agl.ops import BatchStats, NeuronSpec, NormSpec, StepInput, current_map, fused_step, probe
 
 _SHAPES = {"ATan": "arctan", "PiecewiseQuadratic": "triangular", "Rect": "rectangular", "Sigmoid": "sigmoid"}
-"""SpikingJelly's surrogates that are ours under another name."""
+"""SpikingJelly's surrogates that this package has under another name."""
 _NODES = ("IFNode", "LIFNode", "ParametricLIFNode")
 
 
-def hand_on(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """The `forward` of a norm that its neuron applies."""
     return x
 
@@ -50,7 +53,7 @@ class Fusion:
         """Replace the two `forward`s."""
         self.neuron.forward = self.forward
         if self.norm is not None:
-            self.norm.forward = hand_on
+            self.norm.forward = identity
         self.spike.fusion = self
 
     def take_out(self) -> None:
@@ -60,124 +63,83 @@ class Fusion:
             del self.norm.forward
         self.spike.fusion = None
 
-    def _tau(self) -> Tensor | float:
-        """The share that is kept, with its gradient where it is learnable."""
+    def neuron_spec(self) -> NeuronSpec:
+        """The node's equations."""
         n: Any = self.neuron
-        if hasattr(n, "w"):
-            tau: Tensor = 1 - n.w.sigmoid()
-            return tau
-        return 1 - 1 / n.tau if hasattr(n, "tau") else 1.0
+        tau = 1 - n.w.sigmoid() if hasattr(n, "w") else 1 - 1 / n.tau if hasattr(n, "tau") else 1.0
+        return NeuronSpec(
+            tau=tau,
+            v_th=n.v_threshold,
+            reset="soft" if n.v_reset is None else "hard",
+            decay_input=bool(getattr(n, "decay_input", False)),
+            detach_reset=n.detach_reset,
+            surrogate=self.surrogate,
+        )
 
-    def options(self) -> dict[str, Any]:
-        """The neuron's equations, as `core.lif` and the kernels take them."""
-        n: Any = self.neuron
-        soft = n.v_reset is None
-        return {
-            "v_th": n.v_threshold,
-            "reset": "soft" if soft else "hard",
-            "decay_input": bool(getattr(n, "decay_input", False)),
-        }
+    def norm_spec(self, x_TNC: Tensor) -> NormSpec | None:
+        """The norm's values as torch's batch norms keep them: each part may be missing."""
+        norm: Any = self.norm
+        if norm is None:
+            return None
+        one_C = torch.ones(x_TNC.shape[2], device=x_TNC.device)
+        zero_C, is_tracked = torch.zeros_like(one_C), norm.running_mean is not None
+        return NormSpec(
+            weight=one_C if norm.weight is None else norm.weight,
+            bias=zero_C if norm.bias is None else norm.bias,
+            mean=norm.running_mean if is_tracked else zero_C,
+            var=norm.running_var if is_tracked else one_C,
+            eps=norm.eps,
+            batch_stats=norm.training or not is_tracked,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """As the node's own, of the norm's input."""
         n: Any = self.neuron
-        x_TNC = x if n.step_mode == "m" else x.unsqueeze(0)
-        T = x_TNC.shape[0]
-        kept_0 = n.v if isinstance(n.v, Tensor) and n.v.shape == x_TNC.shape[1:] else None
-        kappa_T, tau = self.spike.kappa_now(T), self._tau()
-        x_TNC = self._one_step(x_TNC)
-        call = {
-            **self.options(),
-            "num_steps": T,
-            "surrogate": self.surrogate,
-            "detach_reset": n.detach_reset,
-            "kept_0": kept_0,
-            "return_state": True,
-            "gain_T": self.spike.gain_now(T),
-        }
-        if self.norm is None:
-            current = None
-            s_TNC, kept = ops.neuron(x_TNC, tau, kappa_T, **call)
-        else:
-            s_TNC, kept, current = self._with_norm(x_TNC, tau, kappa_T, call)
-        n.v = kept
-        self._observe(x_TNC, T, current, tau, kept_0)
-        spikes: Tensor = s_TNC if n.step_mode == "m" else s_TNC[0]
-        return spikes
+        is_sequence = n.step_mode == "m"
+        x_TNC = x if is_sequence else x.unsqueeze(0)
+        T, x_SNC = x_TNC.shape[0], self._one_step(x_TNC)
+        state = n.v if isinstance(n.v, Tensor) and n.v.shape == x_TNC.shape[1:] else None
+        step = StepInput(x_SNC, T, self.spike.widths_now(T), state=state, want_state=True)
+        norm, neuron = self.norm_spec(x_SNC), self.neuron_spec()
+        output = fused_step(norm, neuron, step)
+        n.v = output.state
+        if self.spike.is_measuring or self.spike.is_watched:
+            self._observe(norm, neuron, step)
+        if output.stats is not None:
+            self._track(output.stats, T // x_SNC.shape[0])
+        return output.spikes if is_sequence else output.spikes[0]
 
     def _one_step(self, x_TNC: Tensor) -> Tensor:
-        """One step that stands for all, where the current is what the synapse made for a still image."""
+        """One step in place of all, where the current is what the synapse made for a still image."""
         still, self.still = self.still, None
         if still is None or x_TNC.shape != still[0].shape or x_TNC.data_ptr() != still[0].data_ptr():
             return x_TNC
         return still[1] if x_TNC.stride() == still[0].stride() else x_TNC
 
-    def _with_norm(
-        self, x_TNC: Tensor, tau: Tensor | float, kappa_T: Tensor, call: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Spikes, state, and mean_C, scale_C, beta_C of the current; keeps the norm's running statistics."""
+    @torch.no_grad()
+    def _track(self, stats: BatchStats, repeats: int) -> None:
+        """The norm's running statistics, as the norm itself keeps them."""
         norm: Any = self.norm
-        C = x_TNC.shape[2]
-        one_C = torch.ones(C, device=x_TNC.device)
-        gamma_C = one_C if norm.weight is None else norm.weight
-        beta_C = torch.zeros_like(one_C) if norm.bias is None else norm.bias
-        tracked = norm.running_mean is not None
-        statistics = (norm.running_mean, norm.running_var) if tracked else (torch.zeros_like(one_C), one_C)
-        s_TNC, mean_C, var_C, kept = ops.tdbn_neuron(
-            x_TNC,
-            gamma_C,
-            beta_C,
-            statistics[0],
-            statistics[1],
-            tau,
-            kappa_T,
-            batch_stats=norm.training or not tracked,
-            norm_v_th=1.0,
-            eps=norm.eps,
-            **call,
-        )
-        with torch.no_grad():
-            if norm.training and tracked:
-                norm.num_batches_tracked.add_(1)
-                momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-                count = call["num_steps"] * x_TNC[0].numel() // C  # one step may stand for all
-                norm.running_mean.lerp_(mean_C.to(norm.running_mean), momentum)
-                norm.running_var.lerp_((var_C * (count / max(count - 1, 1))).to(norm.running_var), momentum)
-            scale_C = gamma_C * torch.rsqrt(var_C + norm.eps)
-        return s_TNC, kept, (mean_C.detach(), scale_C, beta_C.detach())
+        if not norm.training or norm.running_mean is None:
+            return
+        norm.num_batches_tracked.add_(1)
+        momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
+        count = int(stats.rows) * repeats
+        norm.running_mean.lerp_(stats.mean_C.to(norm.running_mean), momentum)
+        norm.running_var.lerp_((stats.var_C * (count / max(count - 1, 1))).to(norm.running_var), momentum)
 
     @torch.no_grad()
-    def _observe(
-        self,
-        x_TNC: Tensor,
-        T: int,
-        current: tuple[Tensor, Tensor, Tensor] | None,
-        tau: Tensor | float,
-        kept_0: Tensor | None,
-    ) -> None:
-        """The potentials that the kernel kept to itself, for whoever asked to see or to measure them."""
-        spike = self.spike
-        if not (spike.is_measuring or spike.is_watched):
+    def _observe(self, norm: NormSpec | None, neuron: NeuronSpec, step: StepInput) -> None:
+        """The potentials that the kernel did not keep, for whoever watches or measures."""
+        T, x_SNC = step.num_steps, step.x.detach().float()
+        current, ones_T = current_map(norm, x_SNC), torch.ones(T, device=x_SNC.device)
+        if not self.spike.is_watched:  # sums are enough, and the kernel has them
+            self.spike.add_sums(probe(x_SNC, current, neuron, ones_T, step.state), x_SNC[0].numel())
             return
-        x_TNC, options = x_TNC.detach().float(), self.options()
-        if not spike.is_watched:  # sums are enough, and the kernel has them
-            axis = 2 if x_TNC.dim() == 5 or current is not None else x_TNC.dim() - 1
-            zero_C = torch.zeros(x_TNC.shape[axis], device=x_TNC.device)
-            affine = (zero_C, torch.ones_like(zero_C), zero_C) if current is None else current
-            one_T, tau = torch.ones(T, device=x_TNC.device), torch.as_tensor(tau).detach()
-            sums_T6 = ops.probe(x_TNC, *affine, tau, one_T, kept_0=kept_0, channel_dim=axis, **options)
-            spike.measure_sums(x_TNC[0].numel(), sums_T6[:, 2], sums_T6[:, 3], options["v_th"])
-            return
-        i_TNC = x_TNC
-        if current is not None:
-            shape = [-1] + [1] * (x_TNC.dim() - 3)
-            mean_C, scale_C, beta_C = (a.view(shape) for a in current)
-            i_TNC = (i_TNC - mean_C) * scale_C + beta_C
-        i_TNC = i_TNC.expand(T, *i_TNC.shape[1:])
-        kappa_T = torch.ones(T, device=x_TNC.device)
-        s_TNC, v_TNC, *_ = core.lif(i_TNC, tau, kappa_T, kept_0=kept_0, **options)
+        constants: dict[str, Any] = {"v_th": neuron.v_th, "reset": neuron.reset, "decay_input": neuron.decay_input}
+        s_TNC, v_TNC, _ = core.lif(currents(x_SNC, current, T), neuron.tau, ones_T, state=step.state, **constants)
         for t in range(T):
-            spike.see(t, v_TNC[t] - options["v_th"], s_TNC[t])
+            self.spike.show(t, v_TNC[t] - neuron.v_th, s_TNC[t])
 
 
 def _refusal(layer: Layer) -> str | None:
@@ -281,44 +243,61 @@ def _exact_output(net: nn.Module, run: Run) -> Tensor | None:
 
 
 def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run, *, conv_impl: str) -> dict[str, str]:
-    """Fuse what can be fused, in place; the reasons for the layers that were left, and which norms were left out.
+    """Fuse what can be fused, in place; returns the reasons for the layers that were left.
 
     Each layer is compared on the inputs that it has in a pass, as it will run. Then the whole network is compared in
     float64: in float32 one spike that rounding flips changes all layers behind it.
     """
     notes: dict[str, str] = {}
-    fused: list[Fusion] = []
-    with rehearsal(net):
+    parts: list[Fusion | FastSynapse | FoldedNorm] = []
+    with rehearsal(net):  # it takes out again what is put in here
         synapses = replaceable(net)
         with _inputs([*_read_by(layers), *synapses.values()]) as seen, torch.no_grad():
             run()
         wanted = _exact_output(net, run_in_float64)
         for layer in layers:
-            reason = _refusal(layer)
-            if reason is None:
-                norm = _fusable_norm(layer, layers)
-                own = layer.spike.surrogate or SURROGATES[_SHAPES[type(layer.spike.function).__name__]]
-                fusion = Fusion(layer.neuron, layer.spike, norm, own)
-                reason = _try(fusion, layer, seen)
-                if reason is None:
-                    fused.append(fusion)
-            if reason is not None:
-                notes[layer.name] = f"not fused: {reason}"
-        fast: list[FastSynapse | FoldedNorm] = []
-        if fused:
-            fast += _fast_synapses(layers, synapses, seen, conv_impl)
-            fast += [FoldedNorm(norm) for norm in foldable(net)]
-            for part in fast:
-                part.put_in()
+            found = _fusion(layer, layers, seen)
+            if isinstance(found, Fusion):
+                parts.append(found)
+            else:
+                notes[layer.name] = f"not fused: {found}"
+        if parts:
+            others: list[FastSynapse | FoldedNorm] = [
+                *_fast_synapses(layers, synapses, seen, conv_impl),
+                *map(FoldedNorm, foldable(net)),
+            ]
+            for other in others:
+                other.put_in()
+            parts += others
         got = None if wanted is None else _exact_output(net, run_in_float64)
-        if wanted is not None and got is not None:
-            error = float((got - wanted).norm() / wanted.norm().clamp_min(1e-12))
-            if error > 1e-6:
-                for done in (*fused, *fast):
-                    done.take_out()
-                reason = f"not fused: fused, the network's output differs by {error:.1e} of its size"
-                return notes | {layer.name: reason for layer in layers if layer.spike.fusion is None}
+    if wanted is not None and got is not None:
+        error = float((got - wanted).norm() / wanted.norm().clamp_min(1e-12))
+        if error > 1e-6:
+            reason = f"not fused: fused, the network's output differs by {error:.1e} of its size"
+            return {layer.name: reason for layer in layers} | notes
+    for part in parts:
+        part.put_in()
     return notes
+
+
+def _fusion(layer: Layer, layers: list[Layer], seen: dict[nn.Module, Tensor]) -> Fusion | str:
+    """A layer's fusion, put in, if it gives what the layer gives; else the reason."""
+    if (reason := _refusal(layer)) is not None:
+        return reason
+    norm = _fusable_norm(layer, layers)
+    own = layer.spike.surrogate or SURROGATES[_SHAPES[type(layer.spike.function).__name__]]
+    fusion = Fusion(layer.neuron, layer.spike, norm, own)
+    shape, x = seen[layer.neuron].shape, seen[layer.neuron if norm is None else norm]
+    wanted = _outcome(layer, norm, x, shape)
+    fusion.put_in()
+    try:
+        reason = _difference(_outcome(layer, norm, x, shape), wanted)
+    except (InputError, RuntimeError) as error:
+        reason = str(error)
+    if reason is None:
+        return fusion
+    fusion.take_out()
+    return reason
 
 
 def take_out(net: nn.Module) -> None:
@@ -348,19 +327,3 @@ def _fast_synapses(
             synapse.serves = readers[0].spike.fusion
         found.append(synapse)
     return found
-
-
-def _try(fusion: Fusion, layer: Layer, seen: dict[nn.Module, Tensor]) -> str | None:
-    """Put a fusion in if it gives what the layer gives; else the reason."""
-    norm = fusion.norm
-    shape = seen[layer.neuron].shape
-    x = seen[layer.neuron if norm is None else norm]
-    wanted = _outcome(layer, norm, x, shape)
-    fusion.put_in()
-    try:
-        reason = _difference(_outcome(layer, norm, x, shape), wanted)
-    except (InputError, RuntimeError) as error:
-        reason = str(error)
-    if reason is not None:
-        fusion.take_out()
-    return reason

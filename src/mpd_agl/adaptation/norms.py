@@ -31,7 +31,7 @@ class FoldedNorm:
 
 
 def folded_back(y: Tensor, lead: torch.Size) -> Tensor:
-    """(T N, ...) as (T, N, ...). To autograd it is no view: nobody else has the folded tensor."""
+    """(T N, ...) as (T, N, ...). To autograd it is no view: nothing else holds the folded tensor."""
     out: Tensor = torch.ops.aten._unsafe_view(y, [*lead, *y.shape[1:]])
     return out
 

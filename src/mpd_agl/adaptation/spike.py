@@ -1,7 +1,11 @@
-"""`AdaptiveSpike` stands where a neuron's surrogate function was, and calls it at the width of each timestep."""
+"""`AdaptiveSpike` takes the place of a neuron's surrogate function, and calls it at the width of each timestep."""
 
+import copy
+import functools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,31 +14,43 @@ from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
-from mpd_agl.adaptation.adapters import Membrane, adapter_of
+from mpd_agl.adaptation.adapters import Membrane, adapter_of, mean_of, read
+from mpd_agl.adaptation.sums import StepSums
 from mpd_agl.adaptation.surrogates import AsSurrogate, Shape, SpikeFunction, measure, scale_gradient, shaped_spike
 from mpd_agl.core import Surrogate
 from mpd_agl.core.mpd import Moments
-from mpd_agl.nn.moments import Affine, MeasuredMoments, Potential, PotentialSums, affine_of, predicted
-from mpd_agl.nn.width import Width
+from mpd_agl.nn import Affine, MeasuredMoments, Potential, PotentialSums, Width, affines_of, predicted
+from mpd_agl.ops import NeuronSpec, Widths
 
 Watcher = Callable[[int, Tensor, Tensor], None]
 """Called with the timestep, u = v - v_th and the spikes, both as the graph has them."""
 
 
-def affine_before(norm: nn.Module) -> Affine | None:
-    """`affine_of`; SpikingJelly's tdBN keeps `alpha * v_th` in its weight, so the scale is 1 there."""
-    affine = affine_of(norm)
-    if affine is None or type(norm).__module__.split(".")[0] != "spikingjelly":
-        return affine
-    return affine._replace(scale=1.0)
+def affines_before(norm: nn.Module, num_steps: int = 1) -> list[Affine] | None:
+    """`affines_of`, with what SpikingJelly's norms do differently: tdBN keeps `alpha * v_th` in its weight, and TEBN
+    multiplies the current of each timestep by a learnable number.
+    """
+    found = affines_of(norm)
+    if found is None or type(norm).__module__.split(".")[0] != "spikingjelly":
+        return found
+    gamma_C, beta_C, *_ = found[0]
+    if type(norm).__name__.startswith("TemporalEffectiveBatchNorm"):
+        scale_T: Tensor = norm.scale.detach().flatten()  # type: ignore[operator]
+        scale_T1 = scale_T[torch.arange(num_steps).clamp_max(len(scale_T) - 1)][:, None]
+        gamma_C, beta_C = scale_T1 * gamma_C, scale_T1 * beta_C
+    return [Affine(gamma_C, beta_C, 1.0)]
 
 
-def _scale_of_steps(norm: nn.Module) -> Tensor | None:
-    """TEBN multiplies the current of each timestep by a learnable number."""
-    if not type(norm).__name__.startswith("TemporalEffectiveBatchNorm"):
-        return None
-    scale_T: Tensor = norm.scale.detach().flatten()  # type: ignore[operator]
-    return scale_T
+@dataclass(frozen=True, kw_only=True)
+class ForeignPotential(Potential):
+    """The potential of a neuron of another library."""
+
+    known: Callable[[Moments], tuple[Tensor, Tensor]]
+    """mean_T and std_T, predicted or measured."""
+
+    def moments(self, kind: Moments) -> tuple[Tensor, Tensor]:
+        """mean_T and std_T of the potential before reset."""
+        return self.known(kind)
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:
@@ -43,9 +59,18 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
-def uncompiled(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function outside of a compiled graph: the timestep is Python state, which a graph would freeze."""
+def _uncompiled(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
+
+
+def outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a method out of compiled graphs: the timestep is Python state, which a graph would freeze."""
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        return _uncompiled(method, *args) if torch.compiler.is_compiling() else method(*args)
+
+    return call
 
 
 class AdaptiveSpike(nn.Module):
@@ -61,14 +86,18 @@ class AdaptiveSpike(nn.Module):
     """
 
     place: Tensor
+    _time: int
+    _called: int
+    _sequences: int
+    _now: Widths | None
+    _measures: bool
+    _v_th: Tensor | float
+    _sums: StepSums
+    _states: list[tuple[StorageWeakRef, int]]
+    _watchers: OrderedDict[int, tuple[Watcher, Callable[[], bool]]]
 
     def __init__(
-        self,
-        function: SpikeFunction,
-        shape: Shape,
-        *,
-        calls: int = 1,
-        surrogate: Surrogate | None = None,
+        self, function: SpikeFunction, shape: Shape, *, calls: int = 1, surrogate: Surrogate | None = None
     ) -> None:
         super().__init__()
         self.function, self.shape, self.surrogate, self.calls = function, shape, surrogate, calls
@@ -77,25 +106,21 @@ class AdaptiveSpike(nn.Module):
         self.measured: MeasuredMoments | None = None
         self.norms: list[nn.Module] = []  # a list: the network has them already
         self.num_steps, self.every, self.uses = 1, 1, 1
-        self.kappa_T: Tensor | None = None
-        """The last widths."""
-        self.gain_T: Tensor | None = None
-        """The last factors on the surrogate's height; None where the rule has none."""
-        self.watchers: list[Watcher] = []
+        self.widths: Widths | None = None
+        """The last widths, and the factors on the surrogate's height where the rule has them."""
         self.only_watches = False
         """Whether this one was put here to watch a network that is not adapted (`watch_only`)."""
         self.fusion: Any = None
-        """Where norm and neuron run as one kernel (`adapt.fuse`), what runs them."""
+        """Where norm and neuron run as one kernel (`adaptation.fuse`), what runs them."""
         self.handles: list[RemovableHandle] = []
-        self._forget()
+        self.__dict__.update(self._at_rest())
 
-    def _forget(self) -> None:
-        """What lives for one sequence only."""
-        self._time, self._called, self._sequences = 0, 0, 0
-        self._ratio_T: tuple[Tensor, ...] | None = None
-        self._measures = False
-        self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}
-        self._states: list[tuple[StorageWeakRef, int]] = []
+    @staticmethod
+    def _at_rest() -> dict[str, Any]:
+        """What lives for one sequence, or for one network and none of its copies."""
+        counts = dict.fromkeys(("_time", "_called", "_sequences"), 0)
+        kept: dict[str, Any] = {"_sums": StepSums(), "_states": [], "_watchers": OrderedDict()}
+        return counts | kept | {"_now": None, "_measures": False, "_v_th": 0.0}
 
     def attach(self, neuron: nn.Module) -> None:
         """Follow the neuron's calls, to know the timestep."""
@@ -110,35 +135,28 @@ class AdaptiveSpike(nn.Module):
             handle.remove()
         self.handles = []
 
+    @outside_of_graphs
     def before(self, neuron: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the timestep at which the neuron's call begins; at the first one, ask the rule for the widths."""
-        if torch.compiler.is_compiling():
-            uncompiled(AdaptiveSpike.before, self, neuron, args, kwargs)
-            return
-        adapter = adapter_of(neuron)
-        assert adapter is not None
+        adapter = read(neuron)
         self._called = 0
         steps = adapter.steps(neuron, args, kwargs)
         self._time = 0 if steps is not None else self._time_after(adapter.state_before(neuron, args, kwargs))
         if self._time == 0:
-            self._begin(neuron, steps or self.num_steps)
+            self._begin(adapter.membrane(neuron), steps or self.num_steps)
 
+    @outside_of_graphs
     def after(self, neuron: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Take in what was measured; remember the state that the call left, to recognise it when it comes back."""
-        if torch.compiler.is_compiling():
-            uncompiled(AdaptiveSpike.after, self, neuron, args, output)
-            return
-        adapter = adapter_of(neuron)
-        assert adapter is not None
         # At the end of the sequence, not before the next one: there DDP has just sent rank 0's buffers to all.
-        if self.is_measuring and self.uses == 1 and len(self._sums) >= self.num_steps:
-            self._take_in(adapter.membrane(neuron))
-        state = adapter.state_after(neuron, output)
+        if self.is_measuring and self.uses == 1 and self._sums.num_steps >= self.num_steps:
+            self._take_in()
+        state = read(neuron).state_after(neuron, output)
         if state is None:
             return
         # The same storage is the same state: detaching it between two chunks of a sequence does not start a new one.
-        self._states = [(s, t) for s, t in self._states if not s.expired()]  # type: ignore[no-untyped-call]
-        self._states.append((_storage(state), self._time))
+        alive = [(s, t) for s, t in self._states if not s.expired()]  # type: ignore[no-untyped-call]
+        self._states = [*alive, (_storage(state), self._time)]
 
     def _time_after(self, state: Tensor | None) -> int:
         """The timestep that follows a state: 0 at rest, and for a state that none of the neuron's calls left."""
@@ -152,186 +170,163 @@ class AdaptiveSpike(nn.Module):
         """Whether this call's gradient is of any use."""
         return self.training and torch.is_grad_enabled()
 
-    def _begin(self, neuron: nn.Module, num_steps: int) -> None:
+    def _begin(self, membrane: Membrane, num_steps: int) -> None:
         """The first step of a sequence."""
-        self._ratio_T, self._measures = None, False
+        self._now, self._measures, self._v_th = None, False, membrane.threshold
         if not self.adapts:
             return
-        adapter = adapter_of(neuron)
-        assert adapter is not None
-        membrane = adapter.membrane(neuron)
         if self.measured is not None:
-            if self._sums and len(self._sums) >= (1 if self.uses == 1 else self.num_steps):
-                self._take_in(membrane)  # of a shorter sequence, or of a neuron that the network uses twice
+            self._sums = copy.copy(self._sums)  # `undo` restores the old ones
+            if self._sums.num_steps >= (1 if self.uses == 1 else self.num_steps):
+                self._take_in()  # of a shorter sequence, or of a neuron that the network uses twice
             self._measures = self._sequences % self.every == 0
             self._sequences += 1
         if self.width is not None:
-            potential = self.potential(membrane, num_steps)
-            kappa_T, self.gain_T = self.width.with_gain(potential)
-            self.kappa_T = kappa_T.detach()
-            self._ratio_T = (kappa_T if self.surrogate is not None else self.shape.width / kappa_T).unbind(0)
+            self._now = self.ask(membrane, num_steps)
 
-    def _take_in(self, membrane: Membrane) -> None:
-        """Give the sums of u of the last measured sequence to the running moments, as sums of v counted from rest."""
-        assert self.measured is not None
-        steps = [self._sums[t] for t in sorted(self._sums)]
-        threshold = membrane.threshold
-        count = steps[0][0]
-        sums = torch.stack([torch.stack([u, uu]) for _, u, uu in steps]).double()
-        u_T, uu_T = sums[:, 0], sums[:, 1]
-        v_T, vv_T = u_T + count * threshold, uu_T + 2 * threshold * u_T + count * threshold * threshold
-        if (
-            missing := self.measured.mean_T.shape[0] - len(steps)
-        ) > 0:  # a shorter sequence says nothing of the later steps
-            mean_T, std_T = (m[-missing:].double() for m in self.measured.moments())
-            v_T = torch.cat([v_T, count * mean_T])
-            vv_T = torch.cat([vv_T, count * (std_T.square() + mean_T.square())])
-        self.measured.update_sums(PotentialSums(count, v_T, vv_T))
-        self._sums = {}
-
-    def widths(self, membrane: Membrane, num_steps: int) -> Tensor:
-        """kappa_T of the rule, from the potential as it is now."""
+    def ask(self, membrane: Membrane, num_steps: int) -> Widths:
+        """The rule's widths for the potential as it is now; they may have a gradient."""
         assert self.width is not None
-        kappa_T: Tensor = self.width(self.potential(membrane, num_steps))
-        return kappa_T
+        found: Widths = self.width(self.potential(membrane, num_steps))
+        self.widths = Widths(found.kappa_T.detach(), found.gain_T)
+        return found
+
+    def _take_in(self) -> None:
+        """Give the sums of the last measured sequence to the running moments."""
+        assert self.measured is not None
+        self.measured.update(self._sums.potentials())
+        self._sums = StepSums()
 
     def potential(self, membrane: Membrane, num_steps: int) -> Potential:
-        """What the rule may know of the potential."""
-        assert self.width is not None
-        tau = self._tau(membrane)
-        batch = None
-        if self.width.needs_batch and self.measured is not None:
-            mean_T, std_T = self._measured_moments("exact", num_steps)
-            batch = PotentialSums(1, mean_T, std_T.square() + mean_T.square())
+        """What the rule may know of the potential, counted from rest."""
 
-        def moments(kind: Moments) -> tuple[Tensor, Tensor]:
-            if self.measured is not None:
-                return self._measured_moments(kind, num_steps)
-            return self._predicted_moments(membrane, tau, kind, num_steps)
+        def sums() -> PotentialSums | None:
+            if self.measured is None:
+                return None
+            mean_T, std_T = self.measured.moments(num_steps)
+            return PotentialSums(1, mean_T, std_T.square() + mean_T.square())
 
-        return Potential(num_steps, membrane.threshold, tau, moments, batch, self.surrogate or AsSurrogate(self))
+        return ForeignPotential(
+            num_steps=num_steps,
+            neuron=NeuronSpec(
+                tau=self._tau(membrane), v_th=membrane.threshold, surrogate=self.surrogate or AsSurrogate(self)
+            ),
+            known=lambda kind: self.moments(membrane, num_steps, kind),
+            sums=sums,
+        )
 
-    def reads_moments(self, membrane: Membrane) -> bool:
-        """Whether the rule asks for the potential at all; a fixed width does not."""
-        assert self.width is not None
-        asked: list[str] = []
-
-        def moments(kind: Moments) -> tuple[Tensor, Tensor]:
-            asked.append(kind)
-            return torch.zeros(1, device=self.place.device), torch.ones(1, device=self.place.device)
-
-        self.width(Potential(1, membrane.threshold, self._tau(membrane), moments))
-        return bool(asked) or self.width.needs_batch
+    def moments(self, membrane: Membrane, num_steps: int, kind: Moments) -> tuple[Tensor, Tensor]:
+        """mean_T and std_T of the potential: measured, or predicted from the norms."""
+        if self.measured is not None:
+            return self.measured.moments(num_steps)
+        return self.predicted_moments(membrane, num_steps, kind)
 
     def _tau(self, membrane: Membrane) -> Tensor:
         kept = 0.0 if membrane.kept is None else membrane.kept
-        return torch.as_tensor(kept, dtype=torch.float32, device=self.place.device)
+        return torch.as_tensor(kept, dtype=torch.float32, device=self.place.device).detach()
 
-    def _measured_moments(self, kind: Moments, num_steps: int) -> tuple[Tensor, Tensor]:
-        """Of as many steps as asked for: the last one stands for those that were never measured."""
-        assert self.measured is not None
-        return self.measured.moments(kind, num_steps)
+    def predicted_moments(self, membrane: Membrane, num_steps: int, kind: Moments) -> tuple[Tensor, Tensor]:
+        """Theorems 1 and 2 with all terms of the leak, `v_t = sum_j tau^(t-j) i_j`: other libraries' neurons often
+        keep 0.9 and more, where the theorem's two terms are too few.
+        """
+        tau = self._tau(membrane).mean()
+        affines = [a for norm in self.norms for a in affines_before(norm, num_steps) or ()]
+        mean_T, std_T = predicted(
+            affines, torch.zeros_like(tau), num_steps, kind, input_scale=mean_of(membrane.input_scale)
+        )
+        steps_T = torch.arange(num_steps, device=tau.device)
+        kept_TT = tau.pow((steps_T[:, None] - steps_T).clamp_min(0)).tril()
+        return kept_TT @ mean_T, (kept_TT.square() @ std_T.square()).sqrt()
 
-    def _predicted_moments(
-        self, membrane: Membrane, tau: Tensor, kind: Moments, num_steps: int
-    ) -> tuple[Tensor, Tensor]:
-        """Theorems 1 and 2, with the whole geometric sum of the leak."""
-        affines = [a for norm in self.norms if (a := affine_before(norm)) is not None]
-        scale: Tensor | float = membrane.input_scale
-        if isinstance(scale, Tensor):
-            scale = scale.detach().mean()
-        mean_T, std_T = predicted(affines, tau, num_steps, kind, input_scale=scale, leak="full")
-        if len(self.norms) == 1 and (scale_T := _scale_of_steps(self.norms[0])) is not None:
-            last = scale_T.shape[0] - 1
-            scale_T = scale_T[torch.arange(num_steps).clamp_max(last)]
-            mean_T, std_T = mean_T * scale_T, std_T * scale_T.abs()
-        return mean_T, std_T
-
+    @outside_of_graphs
     def forward(self, u: Tensor) -> Tensor:
         """Spikes of one timestep."""
-        if torch.compiler.is_compiling():
-            s: Tensor = uncompiled(AdaptiveSpike.forward, self, u)
-            return s
         self._called += 1
         if self._called % self.calls:  # a call for the reset alone: no gradient passes it
             return self.function(u)
-        t = self._time + self._called // self.calls - 1
-        if self._ratio_T is None or not self.adapts:
+        t = self._called // self.calls - 1
+        now = self._now if self.adapts else None
+        if now is None:
             s = self.function(u)
         else:
-            ratio = self._ratio_T[min(t, len(self._ratio_T) - 1)]
-            v = u if self.gain_T is None else scale_gradient(u, self.gain_T[min(t, len(self.gain_T) - 1)])
+            place = min(self._time + t, len(now.kappa_T) - 1)
+            kappa, v = now.kappa_T[place], u
+            if now.gain_T is not None:
+                v = scale_gradient(v, now.gain_T[place])
             if self.surrogate is not None:
-                s = shaped_spike(v, ratio, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
+                s = shaped_spike(v, kappa, self.surrogate, fires_at_zero=self.shape.fires_at_zero)
             else:
-                s = self.function(v * ratio)
-        self.see(t - self._time, u, s)
+                s = self.function(v * (self.shape.width / kappa))
+        self.show(t, u, s)
         return s
 
-    def kappa_now(self, num_steps: int) -> Tensor:
+    def widths_now(self, num_steps: int) -> Widths:
         """The widths of the call that runs, for a kernel: the natural one where nothing is adapted."""
-        if self._ratio_T is None or not self.adapts:
-            return torch.full((num_steps,), self.shape.width, device=self.place.device)
-        last = len(self._ratio_T) - 1
-        ratio_T = torch.stack([self._ratio_T[min(self._time + t, last)] for t in range(num_steps)])
-        return ratio_T if self.surrogate is not None else self.shape.width / ratio_T
+        now = self._now if self.adapts else None
+        if now is None:
+            return Widths(torch.full((num_steps,), self.shape.width, device=self.place.device))
+        place_T = [min(self._time + t, len(now.kappa_T) - 1) for t in range(num_steps)]
+        return Widths(now.kappa_T[place_T], None if now.gain_T is None else now.gain_T[place_T])
 
-    def gain_now(self, num_steps: int) -> Tensor | None:
-        """The factors on the surrogate's height of the call that runs, for a kernel."""
-        if self._ratio_T is None or not self.adapts or self.gain_T is None:
-            return None
-        last = len(self.gain_T) - 1
-        return self.gain_T[[min(self._time + t, last) for t in range(num_steps)]]
+    @property
+    def time(self) -> int:
+        """The timestep at which the call that runs began."""
+        return self._time
 
     @property
     def is_measuring(self) -> bool:
         """Whether the running moments want this sequence."""
         return self._measures and self.adapts
 
+    def watch(self, see: Watcher, wants: Callable[[], bool] = lambda: True) -> RemovableHandle:
+        """Show each timestep to `see` until the handle is removed. `wants` says whether it reads the pass that runs,
+        for kernels, which keep no potentials.
+        """
+        handle = RemovableHandle(self._watchers)
+        self._watchers[handle.id] = (see, wants)
+        return handle
+
+    @property
+    def has_watchers(self) -> bool:
+        """Whether anything watches."""
+        return bool(self._watchers)
+
     @property
     def is_watched(self) -> bool:
-        """Whether a watcher looks at this pass; one that does not say looks at every one."""
-        return any(getattr(getattr(w, "__self__", None), "is_looking", True) for w in self.watchers)
+        """Whether a watcher reads this pass."""
+        return any(wants() for _, wants in self._watchers.values())
 
-    def measure_sums(self, count: int, v_T: Tensor, vv_T: Tensor, v_th: float) -> None:
-        """What `see` would measure of a whole sequence, from sums of v and of v^2."""
-        for t, (v, vv) in enumerate(zip(v_T, vv_T, strict=True)):
-            before = self._sums.get(self._time + t, (0, 0.0, 0.0))
-            now = (count, v - count * v_th, vv - 2 * v_th * v + count * v_th * v_th)
-            self._sums[self._time + t] = tuple(a + b for a, b in zip(before, now, strict=True))
-
-    def see(self, t: int, u: Tensor, s: Tensor) -> None:
-        """Show u and the spikes, t steps after the call began, to the watchers; measure u where it is time to."""
+    def show(self, t: int, u: Tensor, s: Tensor) -> None:
+        """Show u and the spikes, t steps after the call began, to the watchers; measure them where it is time to."""
         if self.is_measuring:
-            self._measure(self._time + t, u.detach())
-        for watcher in self.watchers:
-            watcher(self._time + t, u, s)
+            self._sums.add_step(self._time + t, u, s, self._v_th)
+        for see, _ in list(self._watchers.values()):
+            see(self._time + t, u, s)
+
+    def add_sums(self, sums_T6: Tensor, values: int) -> None:
+        """What `show` would measure of this call's steps, as `ops.probe` gives it."""
+        self._sums.add(self._time, sums_T6, values)
+
+    @property
+    def kappa_T(self) -> Tensor | None:
+        """The last widths; None where none were computed yet."""
+        return None if self.widths is None else self.widths.kappa_T
 
     def kappa_at(self, t: int) -> Tensor | float | None:
         """The width of this timestep: the rule's, or the function's own; None where that has none."""
-        if self.kappa_T is not None:
-            return self.kappa_T[min(t, len(self.kappa_T) - 1)]
+        if self.widths is not None:
+            return self.widths.kappa_T[min(t, len(self.widths.kappa_T) - 1)]
         return self.shape.width if math.isfinite(self.shape.width) else None
 
-    @torch.no_grad()
-    def _measure(self, t: int, u: Tensor) -> None:
-        """Add the sums of one timestep; a neuron that is used twice adds to the same sums."""
-        u = u.float()
-        count, total, squares = self._sums.get(t, (0, 0.0, 0.0))
-        flat = u.flatten()
-        self._sums[t] = (count + u.numel(), total + flat.sum(), squares + torch.dot(flat, flat))
-
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        # A copy or a pickle of a watched network is not watched.
-        kept: dict[str, Any] = {"watchers": [], "kappa_T": None if self.kappa_T is None else self.kappa_T.clone()}
-        kept |= {"gain_T": None if self.gain_T is None else self.gain_T.clone()}
-        kept |= {"_time": 0, "_called": 0, "_sequences": 0, "_ratio_T": None}
-        kept |= {"_measures": False, "_sums": {}, "_states": []}
-        return state | kept
+        widths = None
+        if self.widths is not None:
+            kappa_T, gain_T = self.widths
+            widths = Widths(kappa_T.clone(), None if gain_T is None else gain_T.clone())
+        return self.__dict__ | self._at_rest() | {"widths": widths}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A checkpoint from before the network was adapted knows no moments and no widths: they stay as they are."""
+        """A checkpoint from before the network was adapted knows no moments and no widths: they stay unchanged."""
         for name, value in self.state_dict(prefix=prefix).items():
             state_dict.setdefault(name, value)
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -347,12 +342,27 @@ def adaptive_spikes(net: nn.Module) -> Sequence[tuple[str, nn.Module, AdaptiveSp
     """Name, neuron and injected function of every adapted layer of a network."""
     found: list[tuple[str, nn.Module, AdaptiveSpike]] = []
     for name, module in net.named_modules():
-        if isinstance(module, AdaptiveSpike):
+        if isinstance(module, AdaptiveSpike) or adapter_of(module) is None:
             continue
         inside = [m for child in module.children() for m in (child, *child.children()) if isinstance(m, AdaptiveSpike)]
-        if inside and adapter_of(module) is not None:
+        if inside:
             found.append((name, module, inside[0]))
     return found
+
+
+def put_in(neuron: nn.Module, spike: AdaptiveSpike, device: torch.device | None = None) -> None:
+    """Let the neuron call it in place of its own function."""
+    spike.train(neuron.training).to(device)
+    read(neuron).put(neuron, spike)
+    spike.attach(neuron)
+
+
+def take_out(neuron: nn.Module, spike: AdaptiveSpike) -> None:
+    """Let the neuron call its own function again."""
+    if spike.fusion is not None:
+        spike.fusion.take_out()
+    spike.detach()
+    read(neuron).put(neuron, spike.function)
 
 
 def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
@@ -361,10 +371,8 @@ def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
     Spikes and gradients stay bit for bit what they are, with one exception: SpikingJelly has a kernel of its own for
     its Sigmoid, and without it the gradients differ in the last digits. `take_out` undoes it.
     """
-    adapter = adapter_of(neuron)
-    assert adapter is not None
-    reason = adapter.refusal(neuron)
-    if reason is not None:
+    adapter = read(neuron)
+    if (reason := adapter.refusal(neuron)) is not None:
         return reason
     function = adapter.function(neuron)
     shape = measure(function)
@@ -372,15 +380,5 @@ def watch_only(neuron: nn.Module) -> AdaptiveSpike | str:
         shape = Shape(math.inf, True)
     spike = AdaptiveSpike(function, shape, calls=adapter.calls)
     spike.only_watches = True
-    spike.train(neuron.training)
-    adapter.put(neuron, spike)
-    spike.attach(neuron)
+    put_in(neuron, spike)
     return spike
-
-
-def take_out(neuron: nn.Module, spike: AdaptiveSpike) -> None:
-    """Let the neuron call its own function again."""
-    adapter = adapter_of(neuron)
-    assert adapter is not None
-    spike.detach()
-    adapter.put(neuron, spike.function)

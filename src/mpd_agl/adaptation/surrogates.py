@@ -38,7 +38,7 @@ class Shape:
     """What was measured of a surrogate function."""
 
     width: float
-    """Area over peak of its derivative: kappa, as our own surrogates count it."""
+    """Area over peak of its derivative: kappa, as the surrogates of `core` count it."""
     fires_at_zero: bool
     """Whether it gives 1 at u = 0 (SpikingJelly) or only above (snnTorch, Norse)."""
 
@@ -106,8 +106,8 @@ def with_width(function: SpikeFunction, factor: float) -> SpikeFunction | None:
     """The same surrogate of another library with its width multiplied by `factor`; None where it has no parameter for
     it.
 
-    SpikingJelly's surrogates keep theirs in `alpha`. snnTorch's `atan` and `sigmoid` are closures, which we make
-    anew. Most others of snnTorch, and all of Norse, have a fixed peak: another parameter would change the area too.
+    SpikingJelly's surrogates keep theirs in `alpha`. snnTorch's `atan` and `sigmoid` are closures, which are made
+    again. Most others of snnTorch, and all of Norse, have a fixed peak: another parameter would change the area too.
     """
     if _known_width(function) is not None:
         copied = copy.deepcopy(function)
@@ -125,7 +125,7 @@ def with_width(function: SpikeFunction, factor: float) -> SpikeFunction | None:
 
 
 class _ShapedSpike(torch.autograd.Function):
-    """The neuron's own step, with one of our surrogates as its derivative."""
+    """The neuron's own step, with a surrogate of `core` as its derivative."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, kappa: Tensor, surrogate: Surrogate, fires_at_zero: bool) -> Tensor:
@@ -156,7 +156,7 @@ class Stretched(Protocol):
 
 @dataclass(frozen=True)
 class AsSurrogate(Surrogate):
-    """The neuron's own function, stretched to a width, as one of our surrogates: for rules that read its shape."""
+    """The neuron's own function, stretched to a width, as a surrogate of `core`: for rules that read its shape."""
 
     name: ClassVar[str] = "own"
     spike: Stretched

@@ -1,39 +1,35 @@
-"""`diagnose(net, batch)`: what ails a spiking network, in which layers, by which figure, and the one line that cures
-it.
+"""`diagnose(net, batch)`: why a spiking network may not train, in which layers, by which figure, and the one line that
+fixes it.
 
-It runs training passes on one batch with a `Monitor` attached and a backward pass, and leaves the network as it was.
-The illnesses are those that people write about: layers that are silent or always fire, potentials far from the
-threshold, gradients that vanish or explode through depth, windows that hold nobody or everybody, dead channels, leaks
-that forget or pile up, and states that a reset forgot.
+It runs training passes on one batch with a `Monitor` attached and a backward pass, and leaves the network unchanged.
+The checks are for the problems that people report: layers that are silent or always fire, potentials far from the
+threshold, gradients that vanish or explode through depth, windows too narrow or too wide, dead channels, leaks that
+forget or pile up, and states that a reset forgot.
 """
 
-import contextlib
-import io
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from mpd_agl.adaptation.adapt import text_table
 from mpd_agl.adaptation.adapters import adapter_of
 from mpd_agl.adaptation.calibrate import signs_of_training
-from mpd_agl.adaptation.find import default_forward, everything_requires_grad, to_rest
+from mpd_agl.adaptation.find import Forward, call_network, everything_requires_grad, to_rest
 from mpd_agl.adaptation.spike import adaptive_spikes
+from mpd_agl.adaptation.undo import own_random_numbers, undone
 from mpd_agl.diagnosis.checks import (
     CARRIED_STATE,
-    CURES_OF_STATE,
     DEAD_NEEDS,
+    RESETS,
     SAME,
-    Cures,
     Finding,
     Layer,
+    Suggestions,
     carried_state,
     examine,
 )
@@ -50,13 +46,13 @@ class Diagnosis:
     """In the order in which they ran."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
-    """What one should know and what is no illness."""
+    """What one should know and what is no problem."""
     snapshot: Snapshot
     """What the monitor saw, histograms included."""
 
     @property
     def healthy(self) -> bool:
-        """No illness found."""
+        """No problem found."""
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,27 +73,12 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """As plain text."""
-        table = Table(title="spiking layers, in the order in which they run", title_justify="left")
-        for column in ("layer", "neuron"):
-            table.add_column(column)
-        for column in (
-            "v_th",
-            "decay",
-            "std/v_th",
-            "sigmas to v_th",
-            "rate",
-            "width",
-            "in width",
-            "|dL/ds|",
-            "dead channels",
-        ):
-            table.add_column(column, justify="right")
-        for row in self.layers:
-            table.add_row(*_cells(row))
-        out = io.StringIO()
-        Console(file=out, width=150, color_system=None, legacy_windows=False).print(table)
-        found = [f"{k}. {finding}" for k, finding in enumerate(self.findings, 1)] or ["no illness found"]
-        return out.getvalue() + "\n".join([*found, *(f"note: {note}" for note in self.notes)])
+        left = ("layer", "neuron")
+        right = ("v_th", "decay", "std/v_th", "sigmas to v_th", "rate", "width", "in width", "|dL/ds|", "dead channels")
+        title = "spiking layers, in the order in which they run"
+        table = text_table(title, left, right, map(_cells, self.layers), width=150)
+        found = [f"{k}. {finding}" for k, finding in enumerate(self.findings, 1)] or ["no problem found"]
+        return "\n".join([table, *found, *(f"note: {note}" for note in self.notes)])
 
 
 def _finite(value: Any) -> Any:
@@ -134,10 +115,10 @@ def diagnose(
     batch: Any,
     labels: Tensor | None = None,
     *,
-    forward: Callable[[nn.Module, Any], Any] | None = None,
+    forward: Forward | None = None,
     loss: Callable[..., Tensor] | None = None,
 ) -> Diagnosis:
-    """Look for the usual illnesses of a spiking network on one training batch; the network stays as it was.
+    """Look for the usual problems of a spiking network on one training batch; the network is left unchanged.
 
     `batch` is run as `net(batch)`, or by your own `forward(net, batch)`, which then has the loop over time. Of a pair,
     as data loaders give it, the second is the labels. The gradients are those of `loss(output, labels)` (`loss(output)`
@@ -152,12 +133,22 @@ def diagnose(
     if labels is None and isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
         batch, labels = batch
     trained, adapted = signs_of_training(net) is not None, bool(adaptive_spikes(net))
-    with untouched(net):
+
+    def run() -> Tensor:
+        with own_random_numbers(net), torch.enable_grad():  # every pass draws the same
+            return _first_tensor(call_network(net, batch, forward))
+
+    def run_if_possible() -> Tensor | None:
+        try:
+            return run()
+        except InputError:
+            return None
+
+    with undone(net):
         if not net.training:
             net.train()
-        run = _runner(net, batch, forward)
         left = _left_states(net)
-        from_left = run(may_fail=True) if left else None
+        from_left = run_if_possible() if left else None
         to_rest(net)
         monitor = Monitor(net, every=1, detail=True)
         try:
@@ -169,96 +160,35 @@ def diagnose(
             monitor.close()
         if snapshot is None:
             raise InputError("none of the network's neurons ran in net(batch). Pass forward= with your own loop.")
-        again = run(may_fail=True)
-        libraries = {name: _library(net.get_submodule(name)) for name in snapshot.ran}
-        neurons = {name: type(_neuron(net.get_submodule(name))).__name__ for name in snapshot.ran}
-    rows = [_layer(name, snapshot.layers[name], neurons[name], libraries[name]) for name in snapshot.ran]
+        again = run_if_possible()
+        rows = [_layer(name, net.get_submodule(name), snapshot.layers[name]) for name in snapshot.ran]
     rows = _read(rows)
-    findings = examine(rows, Cures(trained=trained, adapted=adapted))
+    findings = examine(rows, Suggestions(trained=trained, adapted=adapted))
     kept = _difference(again, output)
     if left and (gap := _difference(from_left, output)) > SAME:
         findings.insert(0, carried_state(left, gap))
     notes = [] if gradient_note is None else [gradient_note]
-    if kept > SAME and not (left and findings and findings[0].illness == CARRIED_STATE):
-        library = next((x for x in libraries.values() if x in CURES_OF_STATE), "own")
+    if kept > SAME and not any(f.problem == CARRIED_STATE for f in findings):
+        library = next((row.library for row in rows if row.library in RESETS), "own")
         notes.append(
             "the network keeps its state from call to call, which is fine where your loop resets it: without a reset "
-            f"the same batch twice gave outputs that differ by {kept:.0%} of the largest; {CURES_OF_STATE[library]}"
+            f"the same batch twice gave outputs that differ by {kept:.0%} of the largest; {RESETS[library]}"
         )
     notes += [f"{name} was not looked at: {why}" for name, why in monitor.not_watched.items()]
     return Diagnosis(layers=tuple(rows), findings=tuple(findings), notes=tuple(notes), snapshot=snapshot)
 
 
-@contextlib.contextmanager
-def untouched(net: nn.Module) -> Iterator[None]:
-    """What runs inside leaves the network and the random numbers as they were: modes, buffers, states, all plain
-    attributes."""
-    attributes = {m: dict(m.__dict__) for m in net.modules()}
-    holders = [v for a in attributes.values() for v in a.values() if isinstance(v, (dict, list))]
-    contents = [(v, v.copy()) for v in holders]
-    loose = [v for a in attributes.values() for v in a.values()]
-    loose += [x for _, held in contents for x in (held.values() if isinstance(held, dict) else held)]
-    tensors = {v for v in loose if isinstance(v, Tensor) and not isinstance(v, nn.Parameter)}
-    values = [(t, t.detach().clone()) for t in tensors]
-    devices = [t.device.index for t in (*net.parameters(), *net.buffers()) if t.device.type == "cuda"]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=sorted({d for d in devices if d is not None})):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-            for module, saved in attributes.items():
-                module.__dict__.clear()
-                module.__dict__.update(saved)
-            for holder, content in contents:
-                if isinstance(holder, dict):
-                    holder.clear()
-                    holder.update(content)
-                else:
-                    holder[:] = content
-            with torch.no_grad():
-                for tensor, value in values:
-                    if not torch.equal(tensor, value):  # batch norms write without raising the tensor's version
-                        tensor.copy_(value)
+def _first_tensor(output: Any) -> Tensor:
+    while isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"the network must give a tensor, or a tuple that begins with one, got {type(output).__name__}."
+        )
+    return output
 
 
-def _runner(
-    net: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], Any] | None
-) -> Callable[..., Tensor | None]:
-    devices = sorted(
-        {p.device.index for p in net.parameters() if p.device.type == "cuda" and p.device.index is not None}
-    )
-
-    def run(*, may_fail: bool = False) -> Tensor | None:
-        """One pass; every pass draws the same random numbers."""
-        try:
-            with torch.random.fork_rng(devices=devices), torch.enable_grad():
-                output = (forward or default_forward)(net, batch)
-        except Exception as error:
-            if may_fail:
-                return None
-            if isinstance(error, InputError):
-                raise
-            called = "net(batch)" if forward is None else "forward(net, batch)"
-            words = " ".join(str(error).split())[:300]
-            raise InputError(
-                f"{called} failed with {type(error).__name__}: {words}. "
-                "Pass a batch as you train with (--batch FILE.npz in a shell), or forward= with your own loop."
-            ) from error
-        while isinstance(output, (tuple, list)) and output:
-            output = output[0]
-        if not isinstance(output, Tensor):
-            raise InputError(
-                f"the network must give a tensor, or a tuple that begins with one, got {type(output).__name__}."
-            )
-        return output
-
-    return run
-
-
-def _loss(output: Tensor | None, labels: Tensor | None, loss: Callable[..., Tensor] | None) -> Tensor:
-    assert output is not None
+def _loss(output: Tensor, labels: Tensor | None, loss: Callable[..., Tensor] | None) -> Tensor:
     if loss is not None:
         return loss(output) if labels is None else loss(output, labels)
     if labels is None:
@@ -280,15 +210,6 @@ def _backward(net: nn.Module, value: Tensor) -> str | None:
         return "the loss does not depend on the parameters, so there are no gradients to look at"
     torch.autograd.grad(value.sum(), parameters, allow_unused=True)
     return None
-
-
-def _neuron(module: nn.Module) -> nn.Module:
-    return getattr(module, "neuron", module) if adapter_of(module) is None else module
-
-
-def _library(module: nn.Module) -> str:
-    adapter = adapter_of(module)
-    return "mpd_agl" if adapter is None else adapter.library
 
 
 def _left_states(net: nn.Module) -> dict[str, tuple[str, bool]]:
@@ -316,7 +237,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _layer(name: str, seen: LayerSnapshot, neuron: str, library: str) -> Layer:
+def _layer(name: str, module: nn.Module, seen: LayerSnapshot) -> Layer:
+    adapter = adapter_of(module)
+    neuron = getattr(module, "neuron", module) if adapter is None else module
     mean = _mean(seen.mean_T)
     var = _mean([v + m * m for v, m in zip(seen.var_T, seen.mean_T, strict=True)]) - mean**2
     std = math.sqrt(max(var, 0.0)) if not math.isnan(var) else math.nan
@@ -327,8 +250,8 @@ def _layer(name: str, seen: LayerSnapshot, neuron: str, library: str) -> Layer:
     expected = rate * seen.values * T / max(len(fired_C), 1)
     return Layer(
         layer=name,
-        neuron=neuron,
-        library=library,
+        neuron=type(neuron).__name__,
+        library="mpd_agl" if adapter is None else adapter.library,
         num_steps=T,
         v_th=seen.v_th,
         tau=seen.tau,

@@ -28,17 +28,17 @@ def draw(diagnosis: "Diagnosis", path: Path) -> None:
     _rates(middle, diagnosis)
     _gradients(right, diagnosis)
     left.set_ylim(count - 0.35, -1.05)  # the first layer on top
-    ill = {name for finding in diagnosis.findings for name in finding.layers}
+    found = {name for finding in diagnosis.findings for name in finding.layers}
     left.set_yticks(range(count), [_plain(layer.layer) for layer in diagnosis.layers])
     for label, layer in zip(left.get_yticklabels(), diagnosis.layers, strict=True):
-        label.set_color(RED if layer.layer in ill else INK)
+        label.set_color(RED if layer.layer in found else INK)
     for axes in (left, middle, right):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.tick_params(labelsize=8)
-    names = list(dict.fromkeys(finding.illness for finding in diagnosis.findings))
+    names = list(dict.fromkeys(finding.problem for finding in diagnosis.findings))
     figure.suptitle(
-        "; ".join(names) or "no illness found", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK
+        "; ".join(names) or "no problem found", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK
     )
     try:
         figure.savefig(path, dpi=140)
@@ -67,7 +67,7 @@ def _potentials(axes: Axes, diagnosis: "Diagnosis") -> None:
         counts_B = np.array(seen.detail.potential.count_TB, dtype=float).sum(0)
         low, high = ((end - seen.rest) / unit for end in (seen.detail.potential.low, seen.detail.potential.high))
         edges = np.linspace(low, high, len(counts_B) - 1)
-        # What lies outside stands in the outermost bins.
+        # What lies outside is counted in the outermost bins.
         inside = counts_B[1:-1].copy()
         inside[0] += counts_B[0]
         inside[-1] += counts_B[-1]
@@ -98,7 +98,7 @@ def _rates(axes: Axes, diagnosis: "Diagnosis") -> None:
 
 
 def _gradients(axes: Axes, diagnosis: "Diagnosis") -> None:
-    """Norms on a logarithmic axis; a zero stands at the left edge as a cross."""
+    """Norms on a logarithmic axis; a zero is a cross at the left edge."""
     y = np.arange(len(diagnosis.layers)) - 0.35
     norms = [layer.grad_norm for layer in diagnosis.layers]
     known = [g for g in norms if g and math.isfinite(g)]

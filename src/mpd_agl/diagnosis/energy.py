@@ -1,29 +1,28 @@
-"""Synaptic operations and energy of one inference, by two conventions, with the ANN of the same architecture beside it.
+"""Synaptic operations and energy of one inference, by two conventions, compared with the ANN of the same architecture.
 
 A hidden layer takes `rate_in * T * MACs` additions of 0.9 pJ. Stem and readout take `T * MACs` multiply-accumulates of
 4.6 pJ (45 nm CMOS).
 
 `paper` counts every hidden layer as additions, whatever its input. `strict` counts a layer as multiply-accumulates if
-its input is not 0/1: small integers behind a SEW addition, fractions behind average pooling or an attention gate, the
-currents of a membrane shortcut. It adds a multiplication for each neuron behind a norm that scales every timestep
-otherwise (TEBN, TAB), which no weights can hold. A gate (TCJA) multiplies in both counts, products of spikes (STAtten)
-are additions: `K^T V` where k and v spike, `Q (K^T V)` where q does; their factor goes into a threshold.
+its input is not 0/1: small integers behind a SEW addition, fractions behind average pooling or a gate, the currents of
+a membrane shortcut. It adds a multiplication for each neuron behind a norm whose factor differs from timestep to
+timestep, which no weights can hold. A gate multiplies in both counts; products of spikes (attention) are additions,
+where both factors spike.
 
 A static image gives the stem the same input at every step. The paper counts the stem T times; a line of its own shows
 the count if the stem runs once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpd_agl.diagnosis.operations import LayerOps, attentions, count_operations, evaluating, synapses
+from mpd_agl.diagnosis.operations import LayerOps, attentions, count_operations, evaluating, synapses, tensors
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
-from mpd_agl.nn import SpikeAttention
 
 PJ_ADD = 0.9
 PJ_MAC = 4.6
@@ -119,30 +118,25 @@ def measure_activity(net: Network, x: Tensor, batch: int = 64) -> dict[str, Acti
     values: dict[str, str] = {}
     order = ["binary", "integer", "fraction"]
 
-    def hook(name: str) -> Any:
-        def look(module: nn.Module, inputs: tuple[Tensor]) -> None:
-            x_in = inputs[0]
-            nonzero[name] = nonzero.get(name, 0.0) + float(torch.count_nonzero(x_in))
-            count[name] = count.get(name, 0) + x_in.numel()
-            kind = kind_of_values(x_in)
-            values[name] = max(kind, values.get(name, "binary"), key=order.index)
+    def add(name: str, inputs: list[Tensor], active: float) -> None:
+        nonzero[name] = nonzero.get(name, 0.0) + active
+        count[name] = count.get(name, 0) + inputs[0].numel()
+        values[name] = max(values.get(name, "binary"), *map(kind_of_values, inputs), key=order.index)
 
-        return look
+    def of_synapse(name: str) -> Callable[..., None]:
+        return lambda module, inputs: add(name, [inputs[0]], float(torch.count_nonzero(inputs[0])))
 
-    def hook_attention(name: str) -> Any:
-        def look(module: SpikeAttention, inputs: tuple[Tensor, ...]) -> None:
-            products = inputs[0].numel()
-            nonzero[name] = nonzero.get(name, 0.0) + module.active_share(*inputs) * products
-            count[name] = count.get(name, 0) + products
-            kinds = [values.get(name, "binary"), *(kind_of_values(x) for x in inputs)]
-            values[name] = max(kinds, key=order.index)
+    def of_attention(name: str) -> Callable[..., None]:
+        def read(module: Any, inputs: tuple[Any, ...]) -> None:
+            x = tensors(inputs)
+            add(name, x, module.active_share(*x) * x[0].numel())
 
-        return look
+        return read
 
     layers = synapses(net)
-    products = {n: m for n, m in attentions(net).items() if isinstance(m, SpikeAttention)}
-    handles = [m.register_forward_pre_hook(hook(n)) for n, m in layers.items()]
-    handles += [m.register_forward_pre_hook(hook_attention(n)) for n, m in products.items()]
+    products = {n: m for n, m in attentions(net).items() if m.operations == "attention"}
+    handles = [m.register_forward_pre_hook(of_synapse(n)) for n, m in layers.items()]
+    handles += [m.register_forward_pre_hook(of_attention(n)) for n, m in products.items()]
     axis = 0 if x.dim() == 4 else 1
     try:
         with evaluating(net):

@@ -2,8 +2,8 @@
 little.
 
 A snapshot is taken from every `every`-th step: firing rates, the share of neurons in the gradient-available interval,
-widths, the measured moments of the potential beside those that Theorems 1 and 2 predict, and the gradients that reach
-the spikes.
+widths, the moments of the potential as measured and as Theorems 1 and 2 predict them, and the gradients that reach the
+spikes.
 
 A monitor watches the neurons of `mpd_agl.nn`, alone or in a `SpikingBlock`, and those that `mpd_agl.adaptation` reads:
 SpikingJelly's, snnTorch's, Norse's and one's own (`register_neuron`). It keeps sums, never potentials, so its memory
@@ -12,15 +12,15 @@ does not grow with the network, the timesteps or the steps.
 
 from typing import Literal
 
-import torch
 from torch import nn
 
 from mpd_agl.adaptation.adapters import adapter_of
 from mpd_agl.adaptation.spike import adaptive_spikes, watch_only
-from mpd_agl.diagnosis.probes import ForeignLayer, Hook, OwnLayer, Sums
+from mpd_agl.diagnosis.probes import ForeignProbe, Hook, LayerSums, NativeProbe
 from mpd_agl.diagnosis.snapshot import Mode, Snapshot
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn import Neuron, SpikingBlock
+from mpd_agl.nn.called import in_backward
 
 WHEN = ("training", "evaluation", "both")
 
@@ -33,6 +33,7 @@ class Monitor:
     cannot be watched are in `not_watched`, with the reason. `close()` leaves the network as it was; copies and pickles
     of a watched network are not watched.
 
+    >>> import torch
     >>> from mpd_agl.models import create_model
     >>> net = create_model("cnn8", width_mult=0.125, image_size=16)
     >>> monitor = Monitor(net, every=1)
@@ -57,9 +58,9 @@ class Monitor:
         self.history: list[Snapshot] = []
         self.not_watched: dict[str, str] = {}
         """Spiking neurons that are not watched, and why."""
-        self._sums: dict[tuple[Mode, str], Sums] = {}
+        self._sums: dict[tuple[Mode, str], LayerSums] = {}
         self._passes = 0
-        self._watched: dict[str, OwnLayer | ForeignLayer] = {}
+        self._watched: dict[str, NativeProbe | ForeignProbe] = {}
         self._attach(net)
         self.layers = list(self._watched)
         if not self.layers:
@@ -79,7 +80,7 @@ class Monitor:
             neuron: nn.Module = module if block is None else block.neuron
             if isinstance(neuron, Neuron):
                 if block is not None or neuron not in in_blocks:
-                    self._watched[name] = OwnLayer(self._sums_of, self.detail, name, neuron, block)
+                    self._watched[name] = NativeProbe(self._sums_of, self.detail, name, neuron, block)
             elif block is not None and adapter_of(neuron) is None:
                 self.not_watched[name] = (
                     f"{type(neuron).__name__} is none of mpd_agl.nn's neurons; register_neuron makes it known"
@@ -89,7 +90,7 @@ class Monitor:
                 if isinstance(spike, str):
                     self.not_watched[name] = spike
                 else:
-                    self._watched[name] = ForeignLayer(self._sums_of, self.detail, name, neuron, spike)
+                    self._watched[name] = ForeignProbe(self._sums_of, self.detail, name, neuron, spike)
 
     @property
     def active(self) -> bool:
@@ -124,12 +125,11 @@ class Monitor:
     def _pass_begins(self, *_: object) -> None:
         self._passes += 1
 
-    def _sums_of(self, name: str, training: bool) -> "Sums | None":
-        """Where a layer's pass is to be added; None where nobody looks at it."""
+    def _sums_of(self, name: str, training: bool) -> LayerSums | None:
+        """Where a layer's pass is to be added; None where this pass is skipped, as a checkpoint's second one is."""
         mode: Mode = "training" if training else "evaluation"
-        # A forward pass inside a backward pass is a second one, of torch.utils.checkpoint.
-        if not self.active or self.when not in (mode, "both") or torch._C._current_graph_task_id() != -1:
+        if not self.active or self.when not in (mode, "both") or in_backward():
             return None
-        sums = self._sums.setdefault((mode, name), Sums(mode == "training"))
+        sums = self._sums.setdefault((mode, name), LayerSums(training))
         sums.pass_number = self._passes
         return sums

@@ -1,6 +1,13 @@
-"""Multiply-accumulates of each layer for one input at one timestep, counted from the shapes in a forward pass."""
+"""Multiply-accumulates of each layer for one input at one timestep, counted from the shapes in a forward pass.
 
-from collections.abc import Iterator
+Modules that are no convolution or linear layer say themselves what they take:
+
+- `operations = "gate"` (products of real values) or `"attention"` (products of spikes), with `macs_per_step(*inputs)`
+  of the call's tensors, and for attention `active_share(*inputs)`, the share of those products that are not 0;
+- a norm with `multiplies_per_step = True`, whose factor differs from timestep to timestep, so that no weight holds it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.models import Network
-from mpd_agl.nn import TAB, TCJA, TEBN, SpikeAttention, StepAffine
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class LayerOps:
     kind: str
     """`stem` (real-valued input), `hidden`, `readout`, `attention` (products of spikes) or `gate` (of real values)."""
     scales: int = 0
-    """Neurons of the layer whose norm has another factor at every timestep (TEBN, TAB): no weight can hold it."""
+    """Neurons of the layer whose norm has another factor at every timestep: no weight can hold it."""
 
 
 def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
@@ -33,9 +39,14 @@ def synapses(net: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
     return found
 
 
-def attentions(net: nn.Module) -> dict[str, TCJA | SpikeAttention]:
+def attentions(net: nn.Module) -> dict[str, nn.Module]:
     """Gates and products of spikes, by name."""
-    return {path: m for path, m in net.named_modules() if isinstance(m, TCJA | SpikeAttention)}
+    return {path: m for path, m in net.named_modules() if hasattr(m, "operations")}
+
+
+def tensors(inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Those among the arguments of a call."""
+    return [a for a in inputs if isinstance(a, Tensor)]
 
 
 def macs_of(module: nn.Conv2d | nn.Linear, output: Tensor) -> int:
@@ -69,30 +80,21 @@ def count_operations(net: Network) -> list[LayerOps]:
     o = net.options
     macs: dict[str, int] = {}
     scales: dict[str, int] = {}
-    layers, gates = synapses(net), attentions(net)
+    layers: Mapping[str, nn.Module] = synapses(net)
+    others = attentions(net)
+    norms = {p.removesuffix(".norm"): m for p, m in net.named_modules() if getattr(m, "multiplies_per_step", False)}
 
-    def hook(name: str) -> Any:
-        def count(module: nn.Conv2d | nn.Linear, inputs: tuple[Tensor], output: Tensor) -> None:
-            macs[name] = macs_of(module, output)
+    def of_synapse(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: macs.update({name: macs_of(module, output)})
 
-        return count
+    def of_other(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: macs.update({name: module.macs_per_step(*tensors(inputs))})
 
-    def hook_gate(name: str) -> Any:
-        def count(module: TCJA | SpikeAttention, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            macs[name] = module.macs_per_step(inputs[0])
+    def of_norm(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: scales.update({name: output[0, 0].numel()})
 
-        return count
-
-    def hook_norm(name: str) -> Any:
-        def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            scales[name] = output[0, 0].numel()
-
-        return count
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
-    handles += [module.register_forward_hook(hook_gate(name)) for name, module in gates.items()]
-    norms = {p.removesuffix(".norm"): m for p, m in net.named_modules() if isinstance(m, TEBN | TAB | StepAffine)}
-    handles += [module.register_forward_hook(hook_norm(name)) for name, module in norms.items()]
+    counted = [(layers, of_synapse), (others, of_other), (norms, of_norm)]
+    handles = [m.register_forward_hook(of(n)) for modules, of in counted for n, m in modules.items()]
     steps = net.num_steps
     if not net.is_tied_to_steps:
         net.num_steps = 1
@@ -105,7 +107,6 @@ def count_operations(net: Network) -> list[LayerOps]:
         for handle in handles:
             handle.remove()
     names = list(layers)
-    kinds = {names[0]: "stem", names[-1]: "readout"}
-    kinds |= {n: "gate" if isinstance(m, TCJA) else "attention" for n, m in gates.items()}
+    kinds: dict[str, Any] = {names[0]: "stem", names[-1]: "readout"} | {n: m.operations for n, m in others.items()}
     order = dict.fromkeys(p.removesuffix(".synapse").removesuffix(".linear") for p, _ in net.named_modules())
     return [LayerOps(n, macs[n], kinds.get(n, "hidden"), scales.get(n, 0)) for n in order if n in macs]

@@ -1,27 +1,28 @@
 """Watched layers: what a monitor attaches to each neuron, and the sums that it keeps of it.
 
 A neuron of `mpd_agl.nn` shows its current, from which `ops.probe` computes the potentials a second time. A neuron
-that `mpd_agl.adaptation` reads has a surrogate function that sees every potential. Gradients come by tensor hooks.
+that `mpd_agl.adaptation` reads has a surrogate function that sees every potential, and shows it. Gradients come by
+tensor hooks.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpd_agl import core, ops
-from mpd_agl.adaptation.adapters import adapter_of
-from mpd_agl.adaptation.spike import AdaptiveSpike, affine_before, take_out
+from mpd_agl.adaptation.adapters import mean_of, read
+from mpd_agl.adaptation.spike import AdaptiveSpike, affines_before, take_out
+from mpd_agl.adaptation.sums import StepSums, added, currents, longer
 from mpd_agl.core.mpd import Moments
-from mpd_agl.diagnosis.histogram import Histogram, count, counted_samples, histogram, reach
+from mpd_agl.diagnosis.histogram import Histogram, count, counted_samples, reach
 from mpd_agl.diagnosis.snapshot import LayerDetail, LayerSnapshot
-from mpd_agl.nn import Neuron, Pass, SpikingBlock, predicted
-from mpd_agl.nn.moments import Affine
+from mpd_agl.nn import Affine, Neuron, Observed, SpikingBlock
+from mpd_agl.ops import StepInput, Sync, Widths, probe
 
-SumsOf = Callable[[str, bool], "Sums | None"]
-"""Layer and whether it trains -> where its pass is to be added; None where nobody looks at it."""
+SumsOf = Callable[[str, bool], "LayerSums | None"]
+"""Layer and whether it trains -> where its pass is to be added; None where the monitor skips this pass."""
 
 
 class Hook:
@@ -42,17 +43,12 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def _padded(sums_TK: Tensor, num_steps: int) -> Tensor:
-    return nn.functional.pad(sums_TK, (0, 0, 0, num_steps - sums_TK.shape[0])) if len(sums_TK) < num_steps else sums_TK
-
-
-class Sums:
+class LayerSums(StepSums):
     """What is known of one layer since the last step: sums per timestep over all passes and uses."""
 
     def __init__(self, training: bool) -> None:
+        super().__init__()
         self.training = training
-        self.sums_T7: Tensor | None = None
-        """Per timestep: spikes, available neurons, sums of v, v^2, i and i^2, and the number of potentials."""
         self.grads: dict[str, Tensor] = {}
         """At the spikes (`out`) and at what the neuron reads (`in`), per timestep: sum of squares, number of values."""
         self.inputs = [0.0, 0.0]
@@ -62,8 +58,7 @@ class Sums:
         """Fields of the snapshot that a pass knows and that are no sums."""
         self.detail_TB: dict[int, Tensor] = {}
         self.fired_C: Tensor | None = None
-        self.samples = 0
-        self.pass_number = 0
+        self.samples = self.uses = self.pass_number = 0
         self._starts: dict[int, int] = {}
 
     def begins(self) -> None:
@@ -71,28 +66,20 @@ class Sums:
         self._starts = {self.pass_number: self._starts.get(self.pass_number, 0) + 1}
         self.uses = max(self.uses, self._starts[self.pass_number])
 
-    uses = 0
-
-    def add(self, t: int, sums_T6: Tensor, values: int) -> None:
-        """The sums of some timesteps from t on."""
-        rows = nn.functional.pad(sums_T6.double(), (0, 1), value=values)
-        rows = nn.functional.pad(rows, (0, 0, t, 0))
-        self.sums_T7 = _sum(self.sums_T7, rows)
-
     def follow(self, place: str, x: Tensor, t: int, *, time_first: bool) -> None:
         """Take in the gradient of this tensor when it comes."""
         if not x.requires_grad:
             return
 
+        @torch.no_grad()
         def arrived(g: Tensor) -> None:
-            with torch.no_grad():
-                g_TN = g.detach() if time_first else g.detach().unsqueeze(0)
-                values = g_TN[0].numel()
-                axes = tuple(range(1, g_TN.dim()))
-                dtype = torch.promote_types(g.dtype, torch.float32)
-                norm_T = torch.linalg.vector_norm(g_TN, dim=axes, dtype=dtype) if values else g_TN.new_zeros(len(g_TN))
-                rows = nn.functional.pad(norm_T.double().square()[:, None], (0, 1), value=values)
-                self.grads[place] = _sum(self.grads.get(place), nn.functional.pad(rows, (0, 0, t, 0)))
+            g_TN = g.detach() if time_first else g.detach().unsqueeze(0)
+            values = g_TN[0].numel()
+            dtype = torch.promote_types(g.dtype, torch.float32)
+            axes = tuple(range(1, g_TN.dim()))
+            norm_T = torch.linalg.vector_norm(g_TN, dim=axes, dtype=dtype) if values else g_TN.new_zeros(len(g_TN))
+            rows = nn.functional.pad(norm_T.double().square()[:, None], (0, 1), value=values)
+            self.grads[place] = added(self.grads.get(place), nn.functional.pad(rows, (0, 0, t, 0)))
 
         x.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -103,319 +90,244 @@ class Sums:
         squares_T, values_T = self.grads[place].unbind(1)
         return (squares_T / values_T.clamp_min(1)).sqrt().tolist()
 
-    def share(self, replicas: ops.Replicas) -> None:
+    def share(self, sync: Sync) -> None:
         """Add up what the processes hold that share the batch."""
-        assert self.sums_T7 is not None
-        T = self.sums_T7.shape[0]
-        zero_T2 = self.sums_T7.new_zeros(T, 2)
-        grads = [_padded(self.grads.get(place, zero_T2), T) for place in ("out", "in")]
-        own = [self.sums_T7, *grads, zero_T2.new_tensor([self.inputs])]
-        all_ = replicas.sum(torch.cat([part.flatten() for part in own]))
-        sums, out, in_, inputs = torch.split(all_, [part.numel() for part in own])
-        self.sums_T7 = sums.view(T, 7)
-        self.inputs = inputs.tolist()
-        for place, rows in (("out", out.view(T, 2)), ("in", in_.view(T, 2))):
+        T, sums_T7 = self.num_steps, self.table_T7
+        grads = [longer(self.grads.get(place, sums_T7.new_zeros(T, 2)), T) for place in ("out", "in")]
+        parts = [sums_T7, *grads, sums_T7.new_tensor([self.inputs])]
+        all_ = torch.split(sync.sum(torch.cat([part.flatten() for part in parts])), [part.numel() for part in parts])
+        self.sums_T7, out, in_, inputs = (a.view_as(part) for a, part in zip(all_, parts, strict=True))
+        self.inputs = inputs[0].tolist()
+        for place, rows in (("out", out), ("in", in_)):
             if float(rows[:, 1].sum()):
                 self.grads[place] = rows
 
+    def snapshot(self, affines: Sequence[Affine], **fields: Any) -> LayerSnapshot:
+        """Of what was summed."""
+        means_T6 = self.table_T7[:, :6] / self.table_T7[:, 6:]
+        T = self.num_steps
+        kappa_T = [float(self.kappa_T[t]) for t in range(T) if t in self.kappa_T]
+        has_width = len(kappa_T) == T
+        active, inputs = self.inputs
+        known: dict[str, Any] = {
+            "rate_T": means_T6[:, 0].tolist(),
+            "available_T": means_T6[:, 1].tolist() if has_width else [],
+            "kappa_T": kappa_T if has_width else [],
+            "mean_T": means_T6[:, 2].tolist(),
+            "var_T": (means_T6[:, 3] - means_T6[:, 2] ** 2).tolist(),
+            "rate_in": active / inputs if inputs else None,
+            "grad_rms_T": self.rms_T("out"),
+            "grad_in_rms_T": self.rms_T("in"),
+            "values": int(self.table_T7[0, 6]),
+            "uses": self.uses,
+            "detail": self._detail(affines),
+            "input_mean": None,
+            "input_var": None,
+        }
+        return LayerSnapshot(**known | self.facts | fields)
 
-def _sum(a_TK: Tensor | None, b_TK: Tensor) -> Tensor:
-    """Of sums per timestep; one may have more timesteps."""
-    if a_TK is None:
-        return b_TK
-    T = max(len(a_TK), len(b_TK))
-    return _padded(a_TK, T) + _padded(b_TK, T)
-
-
-def _snapshot(sums: Sums, detail: LayerDetail | None, **fields: Any) -> LayerSnapshot:
-    assert sums.sums_T7 is not None
-    means_T6 = sums.sums_T7[:, :6] / sums.sums_T7[:, 6:]
-    T = means_T6.shape[0]
-    kappa_T = [float(sums.kappa_T[t]) for t in range(T) if t in sums.kappa_T]
-    has_width = len(kappa_T) == T
-    active, inputs = sums.inputs
-    known: dict[str, Any] = {
-        "rate_T": means_T6[:, 0].tolist(),
-        "available_T": means_T6[:, 1].tolist() if has_width else [],
-        "kappa_T": kappa_T if has_width else [],
-        "mean_T": means_T6[:, 2].tolist(),
-        "var_T": (means_T6[:, 3] - means_T6[:, 2] ** 2).tolist(),
-        "rate_in": active / inputs if inputs else None,
-        "grad_rms_T": sums.rms_T("out"),
-        "grad_in_rms_T": sums.rms_T("in"),
-        "values": int(sums.sums_T7[0, 6]),
-        "uses": sums.uses,
-        "detail": detail,
-    }
-    return LayerSnapshot(**known, **{"input_mean": None, "input_var": None, **sums.facts, **fields})
-
-
-def _affine_facts(affines: list[Affine]) -> dict[str, Any]:
-    """gamma and beta over the channels of all norms whose currents are added."""
-    if not affines:
-        return {"gamma_bar": None, "gamma_rms": None, "beta_bar": None}
-    gamma_C = torch.cat([_mean_over_steps(a.gamma_C) for a in affines])
-    beta_C = torch.cat([_mean_over_steps(a.beta_C) for a in affines])
-    gamma_rms = float(gamma_C.square().mean().sqrt())
-    return {"gamma_bar": float(gamma_C.mean()), "gamma_rms": gamma_rms, "beta_bar": float(beta_C.mean())}
+    def _detail(self, affines: Sequence[Affine]) -> LayerDetail | None:
+        if not self.detail_TB:
+            return None
+        rest = self.facts.get("rest", 0.0)
+        low, high = (rest + end for end in reach(self.facts["v_th"] - rest))
+        count_TB = [self.detail_TB[t].tolist() for t in sorted(self.detail_TB)]
+        gamma_C, beta_C = ([float(f"{v:.5g}") for v in values_C.tolist()] for values_C in _channels(affines))
+        fired_C = [] if self.fired_C is None else self.fired_C.tolist()
+        return LayerDetail(Histogram(low, high, count_TB, self.samples), gamma_C, beta_C, fired_C)
 
 
-def _mean_over_steps(values: Tensor) -> Tensor:
-    """Per channel, of a norm that may have values for every step (TEBN, TAB)."""
-    return values.mean(0) if values.dim() == 2 else values
+def _channels(affines: Sequence[Affine]) -> tuple[Tensor, Tensor]:
+    """gamma and beta of all channels of the norms whose currents are added; means over steps where each has its own."""
+    columns = [(a.gamma_C, a.beta_C) if a.gamma_C.dim() < 2 else (a.gamma_C.mean(0), a.beta_C.mean(0)) for a in affines]
+    gamma_C, beta_C = (torch.cat(c) for c in zip(*columns, strict=True)) if columns else (torch.zeros(0),) * 2
+    return gamma_C, beta_C
 
 
-_NOTHING_PREDICTED: dict[str, list[float]] = {
-    f"{kind}_{moment}_T": [] for kind in ("predicted", "exact") for moment in ("mean", "var")
-}
-
-
-def _predictions(moments: Callable[[Moments], tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
-    found = dict(_NOTHING_PREDICTED)
+def _affine_facts(
+    affines: Sequence[Affine], predicted: Callable[[Moments], tuple[Tensor, Tensor]]
+) -> dict[str, float | list[float] | None]:
+    """Means over channels, and what Theorem 2 predicts from them; nothing where no norm is known."""
     kinds: tuple[tuple[str, Moments], ...] = (("predicted", "paper"), ("exact", "exact"))
+    found: dict[str, Any] = {"gamma_bar": None, "gamma_rms": None, "beta_bar": None}
+    found |= {f"{name}_{moment}_T": [] for name, _ in kinds for moment in ("mean", "var")}
+    if not affines:
+        return found
+    gamma_C, beta_C = _channels(affines)
+    found["gamma_bar"], found["beta_bar"] = float(gamma_C.mean()), float(beta_C.mean())
+    found["gamma_rms"] = float(gamma_C.square().mean().sqrt())
     for name, kind in kinds:
-        mean_T, std_T = moments(kind)
+        mean_T, std_T = predicted(kind)
         found |= {f"{name}_mean_T": mean_T.tolist(), f"{name}_var_T": std_T.square().tolist()}
     return found
 
 
-class OwnLayer:
-    """A neuron of `mpd_agl.nn`, alone or in a block. Its potentials are computed from its current a second time, by
-    `ops.probe`."""
+class NativeProbe:
+    """Watches a neuron of `mpd_agl.nn`, alone or in a block."""
 
     def __init__(self, sums_of: SumsOf, detail: bool, name: str, neuron: Neuron, block: SpikingBlock | None) -> None:
         self.sums_of, self.detail, self.name = sums_of, detail, name
         self.neuron, self.block = neuron, block
-        self._seen: Pass | None = None
-        neuron.watchers.append(self.saw)
-        self._handle = (block or neuron).register_forward_hook(Hook(self.ran), with_kwargs=True)
+        self._handles = [neuron.watch(self.on_neuron)]
+        if block is not None and block.synapse is not None:
+            self._handles.append(block.register_forward_hook(Hook(self.on_forward), with_kwargs=True))
 
     def detach(self) -> None:
         """No longer watch it."""
-        self._handle.remove()
-        self.neuron.watchers.remove(self.saw)
+        for handle in self._handles:
+            handle.remove()
 
-    def saw(self, seen: Pass) -> None:
-        """The neuron fires."""
-        self._seen = seen
+    def affines(self) -> Sequence[Affine]:
+        """Of the norms before the neuron."""
+        return (self.block.affines() if self.block is not None else None) or ()
 
     @torch.no_grad()
-    def ran(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The block, or the neuron, is done."""
-        seen, self._seen = self._seen, None
-        sums = self.sums_of(self.name, module.training) if seen is not None else None
-        if sums is None or seen is None:
+    def on_neuron(self, seen: Observed) -> None:
+        """The neuron has fired, T steps."""
+        sums = self.sums_of(self.name, self.neuron.training)
+        if sums is None:
             return
-        neuron, x_SNC = self.neuron, seen.x_SNC.detach()
-        axis = 2 if self.block is not None else neuron.channel_axis(x_SNC)
-        T, C = seen.kappa_T.shape[0], x_SNC.shape[axis]
-        to_current = seen.current_map or (x_SNC.new_zeros(C), x_SNC.new_ones(C), x_SNC.new_zeros(C))
-        kappa_T = self._widths(seen, T)
-        state: dict[str, Any] = {} if seen.kept_0 is None else {"kept_0": seen.kept_0.detach()}
-        if seen.v_TNC is None:
-            options = {"backend": neuron.backend, **neuron.probed(), **state, "channel_dim": axis}
-            sums_T6 = ops.probe(x_SNC, *to_current, neuron.tau, kappa_T, **options)
+        step, neuron, details = seen.step, self.neuron, seen.output.details
+        x_SNC, kappa_T, v_th = step.x.detach(), self._widths(seen), neuron.v_th
+        if details is None:
+            state = None if step.state is None else step.state.detach()
+            sums_T6 = probe(x_SNC, seen.current, neuron.constants(), kappa_T, state)
         else:
-            v_th = neuron.v_th if seen.theta_T is None else seen.theta_T.double()[:, None]
-            sums_T6 = _sums_of_potentials(seen.v_TNC, x_SNC, kappa_T, v_th)
+            v_th = v_th if details.v_th_T is None else details.v_th_T.double()[:, None]
+            sums_T6 = _sums_of_potentials(details.potentials, x_SNC, kappa_T, v_th)
         sums.begins()
         sums.add(0, sums_T6, x_SNC[0].numel())
         sums.kappa_T.update(enumerate(kappa_T))
-        if self.block is not None and self.block.synapse is not None:
+        sums.follow("out", seen.output.spikes, 0, time_first=True)
+        sums.follow("in", step.x, 0, time_first=True)
+        affines = self.affines()
+        potential = neuron.potential(step._replace(state=None), affines)
+        sums.facts = {"tau": float(neuron.tau.mean()), "v_th": float(mean_of(v_th))}
+        sums.facts |= _affine_facts(affines, potential.moments)
+        if self.detail and x_SNC.shape[1]:
+            self._details(sums, seen)
+
+    @torch.no_grad()
+    def on_forward(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The block is done: count its inputs."""
+        if (sums := self.sums_of(self.name, self.neuron.training)) is not None:
             s_in = args[0] if args else kwargs["s_SNC"]
             sums.inputs = [sums.inputs[0] + float(torch.count_nonzero(s_in)), sums.inputs[1] + s_in.numel()]
-        spikes = output[0] if isinstance(output, tuple) else output
-        sums.follow("out", spikes, 0, time_first=True)
-        sums.follow("in", seen.x_SNC, 0, time_first=True)
-        self._facts(sums, T)
-        if seen.theta_T is not None:
-            sums.facts["v_th"] = float(seen.theta_T.mean())
-        if self.detail and x_SNC.shape[1]:
-            residual = kwargs.get("residual")
-            self._details(sums, seen, to_current, spikes if residual is None else spikes - residual, state)
 
-    def _widths(self, seen: Pass, num_steps: int) -> Tensor:
+    def _widths(self, seen: Observed) -> Tensor:
         """The pass's own, or those that it would have had with gradients."""
-        if seen.has_width:
-            return seen.kappa_T.detach()
-        neuron, training = self.neuron, self.neuron.training
-        neuron.training = False  # a look must not move the running moments
+        step, details, neuron = seen.step, seen.output.details, self.neuron
+        if details is not None and details.kappa_T is not None:
+            return details.kappa_T
+        rule = neuron.width if self.block is None else self.block.width
+        if step.widths is not None and (rule is None or seen.output.spikes.requires_grad):
+            return step.widths.kappa_T.detach()
+        assert rule is not None
+        training, neuron.training = neuron.training, False  # a look must not move the running moments
         try:
-            with torch.enable_grad():
-                if self.block is None:
-                    return neuron.kappa(seen.x_SNC.detach(), num_steps, seen.kept_0).detach()
-                x = "i_SNC" if seen.current_map is None else "x_SNC"
-                return self.block.kappa(num_steps, **{x: seen.x_SNC.detach()}).detach()
+            found: Widths = rule(neuron.potential(step, self.affines() or None, lambda: seen.current))
         finally:
             neuron.training = training
+        return found.kappa_T.detach()
 
-    def _facts(self, sums: Sums, num_steps: int) -> None:
-        neuron = self.neuron
-        affines = [] if self.block is None else self.block.affines()
-        v_th = neuron.v_th
-        sums.facts = {
-            "tau": float(neuron.tau.mean()),
-            "v_th": float(v_th.detach().mean()) if isinstance(v_th, Tensor) else v_th,
-            **_affine_facts(affines),
-            **_NOTHING_PREDICTED,
-        }
-        if affines:
-            scale = 1 - neuron.tau.detach().mean() if neuron.decay_input else 1.0
-            sums.facts |= _predictions(lambda kind: predicted(affines, neuron.tau, num_steps, kind, input_scale=scale))
-
-    def _details(
-        self,
-        sums: Sums,
-        seen: Pass,
-        to_current: tuple[Tensor, Tensor, Tensor],
-        s_TNC: Tensor,
-        state: dict[str, Any],
-    ) -> None:
+    def _details(self, sums: LayerSums, seen: Observed) -> None:
         """Histograms, and the spikes of each channel; of several uses the last."""
-        neuron, x_SNC, T = self.neuron, seen.x_SNC.detach(), seen.kappa_T.shape[0]
-        v_th = sums.facts["v_th"]
-        axis = 2 if self.block is not None else neuron.channel_axis(x_SNC)
-        plain = neuron.reset == "hard" and not neuron.decay_input and axis == 2 and not state
-        sums.samples = counted_samples(x_SNC[0, 0].numel(), x_SNC.shape[1])
-        if seen.v_TNC is not None:
-            count_TB = [count(v_NC, v_th).tolist() for v_NC in seen.v_TNC[:, : sums.samples]]
-        elif plain and isinstance(neuron.v_th, float) and not neuron.tau.dim():
-            count_TB = histogram(x_SNC, *to_current, neuron.tau, v_th=v_th, num_steps=T).count_TB
+        step, output = seen.step, seen.output
+        sums.samples = n = counted_samples(step.x[0, 0].numel(), step.x.shape[1])
+        axis = 2 if self.block is not None else self.neuron.channel_dim % step.x.dim()
+        if output.details is not None:
+            v_TNC = output.details.potentials[:, :n]
         else:
-            shape = [-1 if a == axis else 1 for a in range(x_SNC.dim())]
-            mean_C, scale_C, beta_C = (a.view(shape) for a in to_current)
-            i_SNC = (x_SNC[:, : sums.samples] - mean_C) * scale_C + beta_C
-            first = {k: v[: sums.samples] for k, v in state.items()}
-            i_TNC = i_SNC.expand(T, *i_SNC.shape[1:])
-            v_TNC = core.lif(i_TNC, neuron.tau, seen.kappa_T, **neuron.dynamics(), **first)[1]
-            count_TB = [count(v_NC, v_th).tolist() for v_NC in v_TNC]
-        sums.detail_TB = {t: torch.tensor(count_B) for t, count_B in enumerate(count_TB)}
-        height = v_th if neuron.scaled else 1.0  # of a spike
-        fired = s_TNC.detach() > 0.5 * height
-        if neuron.is_noisy and seen.v_TNC is not None:  # ASGL's outputs are no spikes
-            fired = seen.v_TNC >= v_th
+            i_TNC = currents(step.x[:, :n].detach(), seen.current, step.num_steps, axis)
+            state = None if step.state is None else step.state[:n].detach()
+            v_TNC = self.neuron.potentials(StepInput(i_TNC, step.num_steps, state=state))
+        sums.detail_TB = {t: count(v_NC, sums.facts["v_th"]) for t, v_NC in enumerate(v_TNC)}
+        s_TNC = output.spikes if step.residual is None else output.spikes - step.residual
+        fired = s_TNC.detach() > 0.5 * self.neuron.height
         sums.fired_C = fired.sum([a for a in range(fired.dim()) if a != axis])
 
-    def snapshot(self, sums: Sums) -> LayerSnapshot:
+    def snapshot(self, sums: LayerSums) -> LayerSnapshot:
         """Of what was summed."""
-        if sums.training and self.neuron.replicas is not None:  # other processes hold parts of this batch
-            sums.share(self.neuron.replicas)
-        assert sums.sums_T7 is not None
-        mean_T, square_T = (sums.sums_T7[:, k] / sums.sums_T7[:, 6] for k in (4, 5))
-        mean, square = mean_T.mean(), square_T.mean()
-        affines = [] if self.block is None else self.block.affines()
-        return _snapshot(sums, _detail(sums, affines), input_mean=float(mean), input_var=float(square - mean**2))
+        if sums.training and self.neuron.sync.is_shared:  # other processes hold parts of this batch
+            sums.share(self.neuron.sync)
+        mean, square = (float((sums.table_T7[:, k] / sums.table_T7[:, 6]).mean()) for k in (4, 5))
+        return sums.snapshot(self.affines(), input_mean=mean, input_var=square - mean**2)
 
 
-def _detail(sums: Sums, affines: list[Affine]) -> LayerDetail | None:
-    if not sums.detail_TB:
-        return None
-    rest = sums.facts.get("rest", 0.0)
-    low, high = (rest + end for end in reach(sums.facts["v_th"] - rest))
-    return LayerDetail(
-        Histogram(low, high, [sums.detail_TB[t].tolist() for t in sorted(sums.detail_TB)], sums.samples),
-        [v for a in affines for v in _short(_mean_over_steps(a.gamma_C))],
-        [v for a in affines for v in _short(_mean_over_steps(a.beta_C))],
-        [] if sums.fired_C is None else sums.fired_C.tolist(),
-    )
-
-
-class ForeignLayer:
-    """A neuron that `mpd_agl.adaptation` reads. Its surrogate function sees every potential, and shows it."""
+class ForeignProbe:
+    """Watches a neuron that `mpd_agl.adaptation` reads, by its surrogate function."""
 
     def __init__(self, sums_of: SumsOf, detail: bool, name: str, neuron: nn.Module, spike: AdaptiveSpike) -> None:
         self.sums_of, self.detail, self.name = sums_of, detail, name
         self.neuron, self.spike = neuron, spike
-        spike.watchers.append(self.saw)
-        self._handle = neuron.register_forward_hook(Hook(self.ran))
+        watching = spike.watch(self.on_neuron, lambda: self._sums() is not None)
+        self._handles = [watching, neuron.register_forward_hook(Hook(self.on_forward))]
 
     def detach(self) -> None:
         """No longer watch it; the last of several monitors puts the neuron's own function back."""
-        self._handle.remove()
-        self.spike.watchers.remove(self.saw)
-        if self.spike.only_watches and not self.spike.watchers:
+        for handle in self._handles:
+            handle.remove()
+        if self.spike.only_watches and not self.spike.has_watchers:
             take_out(self.neuron, self.spike)
 
-    @property
-    def is_looking(self) -> bool:
-        """Whether this pass is one of those that are looked at."""
-        return self.sums_of(self.name, self.neuron.training) is not None
+    def _sums(self) -> LayerSums | None:
+        return self.sums_of(self.name, self.neuron.training)
+
+    def affines(self, num_steps: int = 1) -> list[Affine]:
+        """Of the norms before the neuron, where they are known."""
+        return [a for norm in self.spike.norms for a in affines_before(norm, num_steps) or ()]
 
     @torch.no_grad()
-    def saw(self, t: int, u: Tensor, s: Tensor) -> None:
+    def on_neuron(self, t: int, u: Tensor, s: Tensor) -> None:
         """The neuron fires at timestep t."""
-        sums = self.sums_of(self.name, self.neuron.training)
-        if sums is None:
+        if (sums := self._sums()) is None:
             return
         if t == 0:
             sums.begins()
-            self._facts(sums)
-        elif not sums.facts:
-            self._facts(sums)
-        v_th: float = sums.facts["v_th"]
-        values, u_N, fired = u.numel(), u.detach(), s.detach() != 0
-        var, mean = torch.var_mean(u_N.to(torch.promote_types(u.dtype, torch.float32)), correction=0)
-        mean = mean.double() + v_th
-        kappa = self.spike.kappa_at(t)
-        inside = mean.new_zeros(())
-        if kappa is not None:
-            inside = (u_N.abs() < kappa / 2).sum()
+        if t == 0 or not sums.facts:
+            sums.facts = self._facts()
+        if (kappa := self.spike.kappa_at(t)) is not None:
             sums.kappa_T[t] = kappa
-        nothing = mean.new_zeros(())
-        row = [fired.sum(), inside, mean * values, (var.double() + mean * mean) * values, nothing, nothing]
-        sums.add(t, torch.stack([r.double() for r in row])[None], values)
+        u_N, fired = u.detach(), s.detach() != 0
+        sums.add_step(t, u_N, fired, sums.facts["v_th"], kappa)
         sums.follow("out", s, t, time_first=False)
         sums.follow("in", u, t, time_first=False)
-        if self.detail and values:
-            self._details(sums, t, u_N + v_th, fired)
+        if self.detail and u.numel():
+            self._details(sums, t, u_N, fired)
 
-    def ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def on_forward(self, neuron: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A fused neuron shows potentials without a graph: there, the gradient is its whole output's."""
-        if getattr(self.spike, "fusion", None) is None or not isinstance(output, Tensor):
-            return
-        adapter, sums = adapter_of(module), self.sums_of(self.name, module.training)
-        if adapter is not None and sums is not None:
-            is_sequence = adapter.steps(module, args, {}) is not None
-            sums.follow("out", output, self.spike._time, time_first=is_sequence)
+        if self.spike.fusion is not None and (sums := self._sums()) is not None:
+            is_sequence = read(neuron).steps(neuron, args, {}) is not None
+            sums.follow("out", output, self.spike.time, time_first=is_sequence)
 
-    def _facts(self, sums: Sums) -> None:
-        adapter = adapter_of(self.neuron)
-        assert adapter is not None
-        membrane = adapter.membrane(self.neuron)
-        v_th, rest, kept = (
-            float(torch.as_tensor(a).detach().float().mean()) if a is not None else None
-            for a in (membrane.v_th, membrane.rest, membrane.kept)
+    def _facts(self) -> dict[str, Any]:
+        membrane, T = read(self.neuron).membrane(self.neuron), self.spike.num_steps
+        v_th, rest, tau = (
+            None if a is None else float(mean_of(a)) for a in (membrane.v_th, membrane.rest, membrane.kept)
         )
-        affines = [a for norm in self.spike.norms if (a := affine_before(norm)) is not None]
-        sums.facts = {"tau": kept, "v_th": v_th, "rest": rest, **_affine_facts(affines), **_NOTHING_PREDICTED}
-        if affines:
-            T = self.spike.num_steps
-            tau = torch.as_tensor(kept)
-            sums.facts |= _predictions(lambda kind: self.spike._predicted_moments(membrane, tau, kind, T))
+        affine = _affine_facts(self.affines(T), lambda kind: self.spike.predicted_moments(membrane, T, kind))
+        return {"tau": tau, "v_th": v_th, "rest": rest, **affine}
 
-    def _details(self, sums: Sums, t: int, v_N: Tensor, fired: Tensor) -> None:
+    def _details(self, sums: LayerSums, t: int, u_N: Tensor, fired: Tensor) -> None:
         """A histogram, and the spikes of each channel: axis 1, behind the batch."""
-        sums.samples = counted_samples(v_N[0].numel(), v_N.shape[0])
-        rest = sums.facts["rest"]
-        count_B = count(v_N[: sums.samples] - rest, sums.facts["v_th"] - rest)
+        sums.samples = counted_samples(u_N[0].numel(), u_N.shape[0])
+        distance = sums.facts["v_th"] - sums.facts["rest"]
+        count_B = count(u_N[: sums.samples] + distance, distance)
         sums.detail_TB[t] = sums.detail_TB[t] + count_B if t in sums.detail_TB else count_B
         fired_C = fired.sum([a for a in range(fired.dim()) if a != 1]) if fired.dim() > 1 else fired.sum()[None]
         before = sums.fired_C
         sums.fired_C = fired_C if before is None or before.shape != fired_C.shape else before + fired_C
 
-    def snapshot(self, sums: Sums) -> LayerSnapshot:
+    def snapshot(self, sums: LayerSums) -> LayerSnapshot:
         """Of what was summed."""
-        return _snapshot(sums, _detail(sums, [a for n in self.spike.norms if (a := affine_before(n)) is not None]))
+        return sums.snapshot(self.affines())
 
 
 def _sums_of_potentials(v_TNC: Tensor, i_SNC: Tensor, kappa_T: Tensor, v_th: Tensor | float) -> Tensor:
-    """What `ops.probe` gives, from potentials at hand."""
+    """What `ops.probe` gives, from potentials that are known."""
     v_TM, i_TM = v_TNC.double().flatten(1), i_SNC.expand_as(v_TNC).double().flatten(1)
     u_TM = v_TM - v_th
     near_TM = u_TM.abs() < kappa_T.double()[:, None] / 2
     rows = ((u_TM >= 0).double(), near_TM.double(), v_TM, v_TM * v_TM, i_TM, i_TM * i_TM)
     return torch.stack([row.sum(1) for row in rows], 1)
-
-
-def _short(x_C: Tensor) -> list[float]:
-    return [float(f"{v:.5g}") for v in x_C.tolist()]

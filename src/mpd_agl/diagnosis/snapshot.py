@@ -52,7 +52,7 @@ class LayerSnapshot:
     gradients."""
     grad_in_rms_T: list[float] = field(default_factory=list)
     """The same at what the neuron reads: its current, or the synapse's output where norm and neuron run as one kernel.
-    One value where one timestep of input stands for all."""
+    One value where one timestep of input is shown at all."""
     v_th: float = math.nan
     """The threshold; the mean over channels where each has its own."""
     rest: float = 0.0

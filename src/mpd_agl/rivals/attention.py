@@ -98,7 +98,7 @@ class SpikeAttention(nn.Module):
         scale = 1 / (H * H * self.steps) if self.events else 1 / H
         return scale * spike_attention(q_TNCHW, k_TNCHW, v_TNCHW, heads=self.heads, steps=self.steps)
 
-    def macs_per_step(self, q_TNCHW: Tensor) -> int:
+    def macs_per_step(self, q_TNCHW: Tensor, *_: Tensor) -> int:
         """`K^T V` and `Q (K^T V)`: each multiplies every token's channels with those of its head."""
         return 2 * q_TNCHW[0, 0].numel() * (q_TNCHW.shape[2] // self.heads)
 
