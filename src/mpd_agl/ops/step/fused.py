@@ -163,7 +163,9 @@ def _differentiable(ctx: Any, g_TMC: Tensor, g_state_MC: Tensor | None) -> tuple
         raise InputError("create_graph=True is not computed for a batch that several processes share. Use one process.")
     x_SMC, weight_C, bias_C, mean_C, invstd_C, _, tau, v_th, kappa_T, gain_T, state_MC = ctx.saved_tensors
     places = (0, 1, 2, 5, 6, 7, 10)
-    inputs = [x_SMC, weight_C, bias_C, tau, v_th, kappa_T, state_MC]
+    # Views: where one input is a function of another (a state, or a width, of tau), autograd must not follow that way.
+    inputs = [None if a is None else a.view_as(a) for a in (x_SMC, weight_C, bias_C, tau, v_th, kappa_T, state_MC)]
+    x_SMC, weight_C, bias_C, tau, v_th, kappa_T, state_MC = inputs
     x = x_SMC.to(compute_dtype(x_SMC))
     if call.rows:
         var_C, mean_C = torch.var_mean(x, dim=(0, 1), correction=0)
