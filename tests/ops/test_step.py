@@ -5,7 +5,17 @@ import torch
 
 from mpd_agl.core import lif
 from mpd_agl.errors import InputError
-from mpd_agl.ops import CurrentMap, NeuronSpec, NormSpec, StepInput, Widths, backends_here, current_map, fused_step, probe
+from mpd_agl.ops import (
+    CurrentMap,
+    NeuronSpec,
+    NormSpec,
+    StepInput,
+    Widths,
+    backends_here,
+    current_map,
+    fused_step,
+    probe,
+)
 from tests.ops.cases import (
     ALL_SURROGATES,
     BUILTIN,
@@ -292,7 +302,10 @@ REFUSED = {  # values that the message must hold, and the call
         r"scale.*\(8,\).*\(1,\)",
         lambda b: probe(X, CurrentMap(ONE, ONE[:1], ONE), NeuronSpec(tau=0.2, v_th=0.5, backend=b), K.kappa_T),
     ),
-    "probe's kappa": (r"\(2, 4, 8\)", lambda b: probe(X, None, NeuronSpec(tau=0.2, v_th=0.5, backend=b), torch.ones(3))),
+    "probe's kappa": (
+        r"\(2, 4, 8\)",
+        lambda b: probe(X, None, NeuronSpec(tau=0.2, v_th=0.5, backend=b), torch.ones(3)),
+    ),
 }
 
 

@@ -60,7 +60,12 @@ def normalised(norm: nn.Module | None, x_SNC: Tensor, num_steps: int | None) -> 
     if norm is None:
         return x_SNC
     if isinstance(norm, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
-        y = call_once(norm, x_SNC.flatten(0, 1))
+        x_NC = x_SNC.flatten(0, 1)
+        # torch's CPU batch_norm has wrong gradients for a batch of one whose gradient has another memory order.
+        single = x_NC.shape[0] == 1 and not torch.compiler.is_compiling()
+        y = call_once(norm, x_NC.contiguous() if single else x_NC)
+        if single and y.requires_grad:
+            y.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
         return y.view(*x_SNC.shape[:2], *y.shape[1:])
     return call_once(norm, x_SNC, num_steps)
 
@@ -270,9 +275,7 @@ class SpikingBlock(nn.Module):
 def _call_neuron(neuron: nn.Module, step: StepInput, carried: Carried | None) -> Tensor:
     """A neuron that no kernel computes, on its current."""
     if isinstance(neuron, Neuron):
-        spikes: Tensor = neuron(
-            step.x, step.widths, num_steps=step.num_steps, residual=step.residual, carried=carried
-        )
+        spikes: Tensor = neuron(step.x, step.widths, num_steps=step.num_steps, residual=step.residual, carried=carried)
         return spikes
     if carried is not None:
         raise InputError(

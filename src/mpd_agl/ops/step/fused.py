@@ -110,9 +110,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         invstd_C = torch.rsqrt(var_C + call.eps)
         scale_C = weight_C * invstd_C
-        ctx.save_for_backward(
-            x_SMC, weight_C, bias_C, mean_C, invstd_C, scale_C, tau, v_th, kappa_T, gain_T, state_MC
-        )
+        ctx.save_for_backward(x_SMC, weight_C, bias_C, mean_C, invstd_C, scale_C, tau, v_th, kappa_T, gain_T, state_MC)
         ctx.call = call
         ctx.set_materialize_grads(False)
         x, bias, tau, v_th, residual, state = (
@@ -270,7 +268,11 @@ def _vectors(x: Tensor, size: int | tuple[int, int], dtype: torch.dtype, **vecto
     C, scalars = size if isinstance(size, tuple) else (size, 0)
     out = []
     for name, value in vectors.items():
-        a = value.to(x.device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=x.device)
+        a = (
+            value.to(x.device, dtype)
+            if isinstance(value, Tensor)
+            else torch.full((), value, dtype=dtype, device=x.device)
+        )
         if a.shape != (C,) and not (scalars and a.dim() == 0):
             one = "one value or " if scalars else ""
             raise InputError(
@@ -308,7 +310,9 @@ def _check(norm: NormSpec | None, neuron: NeuronSpec, step: StepInput) -> None:
     if neuron.reset not in RESETS:
         raise unknown_name("reset", neuron.reset, RESETS)
     if norm is not None and neuron.channel_dim != 2:
-        raise InputError(f"behind a norm the channels are on axis 2, got channel_dim={neuron.channel_dim}. Leave it out.")
+        raise InputError(
+            f"behind a norm the channels are on axis 2, got channel_dim={neuron.channel_dim}. Leave it out."
+        )
     for name, a, shape in (("residual", step.residual, (T, *rest)), ("state", step.state, tuple(rest))):
         if a is not None and a.shape != shape:
             raise InputError(f"the {name} of a step on {tuple(x.shape)} has the shape {shape}, got {tuple(a.shape)}.")

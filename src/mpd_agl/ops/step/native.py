@@ -203,7 +203,19 @@ def _backward(
     neuron.kappa, neuron.gain = kappa_T.data_ptr(), at(gain_T)
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
     found = _empty_backward(
-        x_SMC, g_TMC, mean_C, scale_C, bias_C, tau, v_th, kappa_T, gain_T, state_MC, g_state_MC, *(None,) * 3, want_kappa
+        x_SMC,
+        g_TMC,
+        mean_C,
+        scale_C,
+        bias_C,
+        tau,
+        v_th,
+        kappa_T,
+        gain_T,
+        state_MC,
+        g_state_MC,
+        *(None,) * 3,
+        want_kappa,
     )
     *sums, dkappa_T, dstate_MC = found
     to = [a.data_ptr() for a in sums]
@@ -230,9 +242,7 @@ def backward(*args: Any) -> eager.Gradients:
 
 
 @_operator(lambda x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C: None, mutates=("dv_SMC",))
-def _normalise_grad(
-    x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor
-) -> None:
+def _normalise_grad(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
     S, M, C = _sizes(x_SMC)
     _check(x=(x_SMC, (S, M, C)), dv=(dv_SMC, (S, M, C)), mean=(mean_C, (C,)), scale=(scale_C, (C,)))
     _check(m1=(m1_C, (C,)), m2=(m2_C, (C,)))
