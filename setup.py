@@ -16,9 +16,8 @@ FOLDERS = (OPS, OPS / "step", OPS / "conv", OPS / "plan")
 SOURCES = (
     "step/native.cpp",
     "step/general.cpp",
-    "conv/active.cpp",
+    "conv/event.cpp",
     "conv/winograd.cpp",
-    "conv/lookup.cpp",
     "plan/plan.cpp",
 )
 COMMON = [

@@ -9,15 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, UNCHECKED, check, why_not
+import mpd_agl
+from benchmarks.contenders import CONTENDERS, FIRST_LOSS, UNCHECKED, check, why_not
+from benchmarks.equivalence import Agreement
 from benchmarks.timing import FixedLoop, busy, over
 from benchmarks.workload import Workload
 from mpd_agl import records
 from mpd_agl.errors import InputError
 
-AUTO, BASES = "native+auto", ("ours", "native")
+BASES = ("mpd_agl", "native")
+ROOT = Path(__file__).parent.parent
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
+"""glibc's settings under which a process keeps freed memory, as `mpd-agl train` sets them."""
+NEAR_LOSS = 1e-3
+"""Relative difference of the first losses of two installations: rounding moves a few spikes."""
 Note = Callable[[str], None]
 ROUND_S, QUICK_ROUND_S = 1.5, 0.3
 MOST_UNITS = 20
@@ -40,7 +48,7 @@ class Process:
             self.child.stdin.write(f"{count}\n")
             self.child.stdin.flush()
         except BrokenPipeError:
-            pass  # the process has died; its last line, or its exit code, tells why
+            pass  # the process has died; its last line, or its exit code, says why
         answer = hear(self.child)
         if "error" in answer:
             return str(answer["error"])
@@ -57,11 +65,22 @@ class Process:
             self.child.communicate()
 
 
+def own_path(package: str = "") -> dict[str, str]:
+    """The environment in which a process finds these benchmarks and a package: this tree's, or one in a folder.
+
+    The current folder is not searched: a file there named as a module would run.
+    """
+    folder = Path(package).resolve() if package else Path(mpd_agl.__file__).parent.parent
+    return {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))), "PYTHONSAFEPATH": "1"}
+
+
 def start(name: str, workload: Workload, what: str) -> "subprocess.Popen[str]":
-    """A contender's process."""
+    """A contender's process; `release` finds its own mpd_agl, and none of this tree's."""
+    path = own_path(workload.release if name == "release" else "")
+    environment = {**os.environ, **path, **({} if workload.fresh_pages else KEEP_PAGES)}
     command = [sys.executable, "-m", "benchmarks.worker", name, json.dumps(workload.to_dict()), what]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment)
 
 
 def hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -77,9 +96,11 @@ def hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
 def compare(
     workload: Workload, names: Sequence[str], *, rounds: int = 5, quick: bool = False, note: Note
 ) -> dict[str, Any]:
-    """Check, time in alternating rounds, and give the record: medians, spread, ratios to the first of ours."""
+    """Check, time in alternating rounds, and give the record: medians, spread, ratios to this tree."""
     if find_spec("resource") is None:
-        raise InputError("this system does not tell a process's peak memory as Unix does. Use `mpd-agl bench active`.")
+        raise InputError(
+            "this system does not report the peak memory of a process as Unix does. Measure on Linux or macOS."
+        )
     left_out = {name: why for name in names if (why := why_not(name, workload))}
     agreement: dict[str, dict[str, Any]] = {}
     running: dict[str, Process] = {}
@@ -91,17 +112,18 @@ def compare(
                 left_out[name] = found["error"]
             else:
                 agreement[name], running[name] = found, process
+        if "release" in running:
+            agreement["release"] = same_first_loss(running)
         loop = run_rounds(running, rounds, left_out, threads=workload.threads, quick=quick, note=note)
     finally:
         for process in running.values():
             process.close()
     return {
-        "what": f"mpd-agl bench {workload.work}",
-        "setting": workload.to_dict(),
+        "what": f"python -m benchmarks {workload.work}",
+        "setting": workload.setting(),
         "rounds": rounds,
         "contenders": {n: summary(p, workload.batch, agreement[n]) for n, p in running.items()},
         "ratios": ratios(running, agreement),
-        "ratios_auto": ratios(running, agreement, AUTO) if AUTO in running else None,
         "left_out": left_out,
         **provenance(),
         "load_before": load,
@@ -135,10 +157,9 @@ def run_rounds(
     threads: int,
     quick: bool,
     note: Note,
-    seconds: float = ROUND_S,
 ) -> FixedLoop:
-    """Rounds of about equal length, every contender in turn; the loop between them tells how busy the machine was."""
-    seconds = QUICK_ROUND_S if quick else seconds
+    """Rounds of about equal length, every contender in turn; the loop between them shows how busy the machine was."""
+    seconds = QUICK_ROUND_S if quick else ROUND_S
     units = {}
     for name in ask_all(running, dict.fromkeys(running, 1), left_out):
         units[name] = max(1, min(MOST_UNITS, round(seconds / running[name].rounds.pop()[0])))
@@ -177,7 +198,6 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
         "about": CONTENDERS[process.name].about,
         "ms_per_image": statistics.median(ms),
         "spread": [ms[0], ms[-1]],
-        "quartiles": [ms[len(ms) // 4], ms[(3 * len(ms)) // 4]],
         "timed": len(ms),
         "peak_bytes": process.last["peak"],
         "step_bytes": process.last["peak"] - process.last["before"],
@@ -188,12 +208,22 @@ def summary(process: Process, batch: int, agreement: dict[str, Any]) -> dict[str
     }
 
 
-def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], base: str = "") -> dict[str, Any]:
+def same_first_loss(running: dict[str, Process]) -> dict[str, Any]:
+    """Whether the other installation starts with the loss of this tree."""
+    losses = {n: float(running[n].ready["losses"][0]) for n in (*BASES, "release") if n in running}
+    base = next(iter(losses))
+    if base == "release":
+        return Agreement(False, "no contender of this tree to compare with").to_dict()
+    off = abs(losses["release"] - losses[base]) / abs(losses[base])
+    return Agreement(off < NEAR_LOSS, f"{FIRST_LOSS.how}, against {base}", off).to_dict()
+
+
+def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Each contender's time over the base's, round by round: the median and the range; None where outputs differ.
 
     `best` is the least time of one over the least time of the other, wherever in the rounds they were.
     """
-    base = next((name for name in (base, *BASES) if name in running), next(iter(running)))
+    base = next((name for name in BASES if name in running), next(iter(running)))
     per_round = {n: [statistics.median(times) for times in p.rounds] for n, p in running.items()}
     found: dict[str, Any] = dict.fromkeys(running)
     for name, process in running.items():
@@ -207,7 +237,7 @@ def ratios(running: dict[str, Process], agreement: dict[str, dict[str, Any]], ba
 def provenance() -> dict[str, Any]:
     """Commit, versions with the peers', machine."""
     versions = records.versions()
-    for package in ("spikingjelly", "snntorch", "onnxruntime"):
+    for package in ("spikingjelly", "snntorch", "triton"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -216,7 +246,7 @@ def provenance() -> dict[str, Any]:
 
 
 def text(record: dict[str, Any]) -> str:
-    """Every contender in a line, ours first; no ratio for one whose outputs differ."""
+    """A line per contender; no ratio for one whose outputs differ."""
     base, of = record["ratios"]["base"], record["ratios"]["of"]
     lines = [
         f"{Workload.from_dict(record['setting']).title}; {record['rounds']} rounds",
@@ -238,5 +268,5 @@ def text(record: dict[str, Any]) -> str:
 def remarks(record: dict[str, Any]) -> list[str]:
     """Why contenders have no ratio or were left out, a line each."""
     found = {n: c["agreement"] for n, c in record["contenders"].items()}
-    lines = [f"{n}: no ratio, its outputs are not ours ({a['how']})" for n, a in found.items() if not a["agrees"]]
+    lines = [f"{n}: no ratio, its outputs differ ({a['how']})" for n, a in found.items() if not a["agrees"]]
     return lines + [f"{name}: left out, {why}" for name, why in record["left_out"].items()]

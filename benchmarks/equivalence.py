@@ -3,7 +3,7 @@
 Every block of a contender gets the inputs that the reference, plain PyTorch in float64, has at that place. It must fire
 where the reference does. Rounding to float32 can only flip a neuron whose potential is next to the threshold, so at the
 first step at which a neuron differs the reference's potential must be within `NEAR` of it. A peer's whole network must
-moreover give our logits in float64.
+moreover give the same logits in float64.
 """
 
 import copy
@@ -120,8 +120,8 @@ def blocks_agree(found: dict[str, Call], contender: nn.Module, v_th: float) -> A
 
 
 @torch.no_grad()
-def logits_agree(ours: nn.Module, theirs: nn.Module, x: Tensor, *, rtol: float, how: str) -> Agreement:
+def logits_agree(reference: nn.Module, theirs: nn.Module, x: Tensor, *, rtol: float, how: str) -> Agreement:
     """Whole networks on one input: the largest difference against the largest logit."""
-    a, b = ours(x).double(), theirs(x).double()
+    a, b = reference(x).double(), theirs(x).double()
     difference = float((a - b).abs().max() / a.abs().max())
     return Agreement(difference < rtol, how, difference)

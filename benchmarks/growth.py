@@ -1,4 +1,4 @@
-"""How time and memory grow with T, batch and width_mult: a comparison per point, saved as soon as it is measured."""
+"""How time and memory grow with T, batch and width_mult: a comparison per point."""
 
 import json
 from collections.abc import Sequence
@@ -24,19 +24,12 @@ AT_WIDTH_BATCH = 16
 """Full width at a larger batch would take minutes for a point."""
 
 
-def points(
-    base: Workload, axes: Sequence[str], *, quick: bool = False, largest: int | None = None
-) -> list[tuple[str, float, Workload]]:
-    """The workloads of a sweep: one axis moves, the others stay. `largest` ends the batch axis.
-
-    A batch of 1 cannot be trained on, so training starts at 2.
-    """
+def points(base: Workload, axes: Sequence[str], *, quick: bool = False) -> list[tuple[str, float, Workload]]:
+    """The workloads of a sweep: one axis moves, the others stay. Training, which needs a batch of 2, starts there."""
     found = []
     for axis in axes:
         values = list((QUICK_AXES if quick else AXES)[axis])
         if axis == "batch":
-            if largest is not None:
-                values = [*(v for v in values if v < largest), largest]
             values = [max(v, 2) for v in values] if base.work == "train" else values
         for value in dict.fromkeys(values):
             moved: dict[str, Any] = {axis: value if axis == "width_mult" else int(value)}
@@ -49,10 +42,10 @@ def points(
 def read(path: Path | None, base: Workload) -> dict[str, Any]:
     """What was measured before, if it was the same sweep."""
     if path is None or not path.is_file():
-        return {"what": "mpd-agl bench growth", "setting": base.to_dict(), "points": [], **provenance()}
+        return {"what": "python -m benchmarks growth", "setting": base.setting(), "points": [], **provenance()}
     try:
         record: dict[str, Any] = json.loads(path.read_text())
-        same = record["setting"] == base.to_dict() and isinstance(record["points"], list)
+        same = record["setting"] == base.setting() and isinstance(record["points"], list)
     except (ValueError, KeyError, TypeError):
         same = False
     if not same:
@@ -67,14 +60,13 @@ def grow(
     *,
     rounds: int,
     quick: bool = False,
-    largest: int | None = None,
     out: Path | None,
     note: Note,
 ) -> dict[str, Any]:
     """Measure every point that `out` does not hold yet."""
     record = read(out, base)
     done = {(p["axis"], p["value"]) for p in record["points"]}
-    for axis, value, workload in points(base, axes, quick=quick, largest=largest):
+    for axis, value, workload in points(base, axes, quick=quick):
         if (axis, value) in done:
             continue
         note(f"{axis} {value:g}")

@@ -1,4 +1,4 @@
-"""`mpd-agl bench` without a command: what a user gets, beside others, in one table."""
+"""`python -m benchmarks` without a command: what a user gets, next to other libraries, in one table."""
 
 import time
 from typing import Any
@@ -10,21 +10,21 @@ from benchmarks.workload import Workload
 WORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "training, 1/8 of the channels, batch 100": (
         {"work": "train", "batch": 100},
-        ("ours", "spikingjelly", "snntorch", "ann", "convs"),
+        ("mpd_agl", "spikingjelly", "snntorch", "ann", "convs"),
     ),
     "one image, 1/8 of the channels": (
         {"work": "infer", "batch": 1},
-        ("ours", "ours-int8", "spikingjelly", "snntorch", "ann", "convs"),
+        ("mpd_agl", "mpd_agl-int8", "spikingjelly", "snntorch", "ann", "convs"),
     ),
     "inference, all channels, batch 32": (
         {"work": "infer", "batch": 32, "width_mult": 1.0},
-        ("ours", "ours-int8", "spikingjelly", "ann", "convs"),
+        ("mpd_agl", "mpd_agl-int8", "spikingjelly", "ann", "convs"),
     ),
 }
 """ResNet-19 at T=2. In training `ann` is the same network at batch T*N, and `convs` the bare dense convolutions."""
 LABELS = {
-    "ours": "ours, as it comes",
-    "ours-int8": "ours, int8 weights",
+    "mpd_agl": "mpd_agl, defaults",
+    "mpd_agl-int8": "mpd_agl, int8",
     "spikingjelly": "SpikingJelly",
     "snntorch": "snnTorch",
     "ann": "ANN at batch T*N",
@@ -40,11 +40,11 @@ def measure(*, threads: int, quick: bool, note: Note) -> dict[str, Any]:
         note(title)
         workload = Workload(**setting, threads=threads)
         found[title] = compare(workload, names, rounds=2 if quick else ROUNDS, quick=True, note=lambda text: None)
-    return {"what": "mpd-agl bench", "works": found, "seconds": time.monotonic() - began, **provenance()}
+    return {"what": "python -m benchmarks", "works": found, "seconds": time.monotonic() - began, **provenance()}
 
 
 def cell(record: dict[str, Any], name: str) -> str:
-    """A contender's time over ours with its range, the best, and its peak memory."""
+    """A contender's time over mpd_agl's with its range, the best, and its peak memory."""
     if name not in record["contenders"]:
         return "left out" if name in record["left_out"] else ""
     ratio, c = record["ratios"]["of"][name], record["contenders"][name]
@@ -56,10 +56,10 @@ def cell(record: dict[str, Any], name: str) -> str:
 
 
 def text(record: dict[str, Any]) -> str:
-    """A block per work, a line per contender; more than 1x is slower than ours."""
+    """A block per work, a line per contender; more than 1x is slower than mpd_agl."""
     lines = [
         f"ResNet-19, T=2, {record['hardware']['cpu']}, {record['hardware']['cores']} cores, float32 unless said.",
-        "Milliseconds per image, and the time over ours: median of the rounds (range), best of each; peak memory.",
+        "Milliseconds per image, and the time over mpd_agl's: median of the rounds (range), best of each; peak memory.",
     ]
     for title, found in record["works"].items():
         lines += ["", title]

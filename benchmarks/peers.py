@@ -1,4 +1,4 @@
-"""Our network rebuilt from another library's parts: our topology and weights, its neuron, norm and way through time.
+"""A network rebuilt from another library's parts: the same topology and weights, its neuron, norm and time loop.
 
 Each peer runs in its best setting on a CPU: T folded into the batch for the synapses, channels_last memory, a static
 image convolved once. Their surrogates have a fixed width of 1, because neither has one that follows the potentials.
@@ -17,7 +17,7 @@ from mpd_agl.nn import PLIF, SpikingBlock
 
 
 class PeerBlock(nn.Module):
-    """Our synapses, the peer's norm and neuron; called as `SpikingBlock` is."""
+    """The block's own synapse, the peer's norm and neuron; called as `SpikingBlock` is."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def copy_norm(norm: Any, block: SpikingBlock) -> None:
 
 
 class SpikingJellyBlock(PeerBlock):
-    """conv - tdBN - PLIF in SpikingJelly's multi-step mode. Its `tau` is 1/(1 - ours); its gamma includes v_th."""
+    """conv - tdBN - PLIF in SpikingJelly's multi-step mode. Its `tau` is 1/(1 - tau) here; its gamma includes v_th."""
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__(block)
@@ -99,8 +99,8 @@ class SnnTorchBlock(PeerBlock):
     """conv - batch norm - `Leaky` with reset to zero, a call per timestep, as snnTorch's neurons work.
 
     `Leaky` with `reset_mechanism="zero"` and its delayed reset is Eq. 2: the reset of step t - 1 is applied in step t.
-    It fires at `>`, ours at `>=`, and its reset has no gradient. snnTorch has no tdBN, so a plain batch norm over T and
-    N with v_th in its weight takes that place: it is the same function.
+    It fires at `>`, not `>=`, and its reset has no gradient. snnTorch has no tdBN, so a plain batch norm over T and
+    N with v_th in its weight takes its place: it is the same function.
     """
 
     def __init__(self, block: SpikingBlock) -> None:

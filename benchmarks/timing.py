@@ -42,8 +42,8 @@ def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
 class FixedLoop:
     """The same small piece of work between all rounds, on as many threads as the contenders use.
 
-    Nothing of ours runs while it does, so a sample that takes longer than the best one has waited for somebody else.
-    A load average cannot tell that: it still counts the round before. Samples are short, so that even on a machine
+    No contender runs while it does, so a sample that takes longer than the best one has waited for another program.
+    A load average cannot show that: it still counts the round before. Samples are short, so that even on a machine
     that is busy all the time some of them run undisturbed and give a true best.
     """
 

@@ -44,18 +44,20 @@ def _run(name: str, values: dict[str, Any], what: str, say: Any) -> None:
     began = time.perf_counter()
     import torch
 
-    from benchmarks.contenders import build, check
-    from benchmarks.workload import Workload
-    from mpd_agl.ops import reuse_pages
+    torch.set_num_threads(values["threads"])
+    if name == "release":
+        from benchmarks.release import build as build_release
 
-    workload = Workload.from_dict(values)
-    torch.set_num_threads(workload.threads)
-    if what == "check":
-        say(**check(name, workload).to_dict())
-        return
-    if not workload.fresh_pages:
-        reuse_pages()
-    work = build(name, workload)
+        work = build_release(values)
+    else:
+        from benchmarks.contenders import build, check
+        from benchmarks.workload import Workload
+
+        workload = Workload.from_dict(values)
+        if what == "check":
+            say(**check(name, workload).to_dict())
+            return
+        work = build(name, workload)
     before, ready = peak(), time.perf_counter()
     losses = [work()]
     first = time.perf_counter()

@@ -8,8 +8,6 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import MODELS
 
 WORKS = ("train", "infer")
-LOSSES = ("ce", "tet", "shortcut-heads", "distill", "ltl", "robust")
-"""What a training step minimises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +23,17 @@ class Workload:
     image_size: int = 0
     """0: the network's own."""
     method: str = "mpd-agl"
-    norm: str = "tdbn"
-    attention: str = "none"
-    start: str = "rest"
-    loss: str = "ce"
-    """`ltl` and `distill` have a teacher of random weights."""
     threads: int = 2
     fresh_pages: bool = False
     """True: freed memory goes back to the system, as glibc does by default. False: every contender keeps its pages."""
+    release: str = ""
+    """The folder with the other installation of mpd_agl that the contender `release` runs."""
 
     def __post_init__(self) -> None:
         if self.work not in WORKS:
             raise unknown_name("work", self.work, WORKS)
         if self.model not in MODELS:
             raise unknown_name("model", self.model, MODELS)
-        if self.loss not in LOSSES:
-            raise unknown_name("loss", self.loss, LOSSES)
         for name, least in (("num_steps", 1), ("batch", 1), ("image_size", 0), ("threads", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}.")
@@ -67,8 +60,12 @@ class Workload:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON and for the contenders' processes."""
+        """For the contenders' processes."""
         return asdict(self)
+
+    def setting(self) -> dict[str, Any]:
+        """For the record: without the folder of the machine that ran it."""
+        return {k: v for k, v in asdict(self).items() if k != "release"}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""`mpd-agl bench adapt`: a training step of SpikingJelly's own networks, as they come, adapted, and fused.
+"""A training step of SpikingJelly's own networks, unchanged, adapted, and fused.
 
 The networks are those of its model zoo, with its LIF neurons in multi-step mode and an image repeated at every
 timestep, as its users train them. All run in one process, in turns, from the same weights.
@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from benchmarks.compare import Note, provenance
 from benchmarks.timing import FixedLoop, alternate, busy, over
-from mpd_agl.adaptation import Adaptation, adapt, release
+from mpd_agl.adaptation import adapt
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.ops import native, reuse_pages
 
-WHAT = "mpd-agl bench adapt"
+WHAT = "python -m benchmarks adapt"
 NETS = {
     "spiking_resnet18": ("spiking_resnet", "ResNet-18, currents added before the neuron"),
     "sew_resnet18": ("sew_resnet", "ResNet-18, spikes added (SEW-ADD)"),
@@ -44,18 +44,18 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 @contextmanager
 def _torchvision() -> Iterator[None]:
-    """The zoo imports torchvision for a download function alone; where it is missing, torch's own stands in."""
+    """The zoo imports torchvision for a download function alone; where it is missing, torch's own replaces it."""
     name = "torchvision._internally_replaced_utils"
     if find_spec("torchvision") is not None or name in sys.modules:
         yield
         return
-    stand_ins = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.models", name)}
-    vars(stand_ins[name])["load_state_dict_from_url"] = torch.hub.load_state_dict_from_url
-    sys.modules.update(stand_ins)
+    replacements = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.models", name)}
+    vars(replacements[name])["load_state_dict_from_url"] = torch.hub.load_state_dict_from_url
+    sys.modules.update(replacements)
     try:
         yield
     finally:
-        for n in stand_ins:
+        for n in replacements:
             sys.modules.pop(n, None)
 
 
@@ -89,9 +89,7 @@ def measure(
     num_steps: int,
     batch: int,
     image_size: int,
-    calibrate: bool,
     method: str = "mpd-agl",
-    fresh_pages: bool = False,
     rounds: int,
     threads: int,
     note: Note,
@@ -101,27 +99,23 @@ def measure(
         if way not in WAYS:
             raise unknown_name("way", way, WAYS)
     torch.set_num_threads(threads)
-    if not fresh_pages:
-        reuse_pages()
+    reuse_pages()
     base = network(name)
     generator = torch.Generator().manual_seed(1)
     x_NCHW = torch.randn(batch, 3, image_size, image_size, generator=generator)
     x_TNCHW = x_NCHW.unsqueeze(0).repeat(num_steps, 1, 1, 1, 1)
     y = torch.randint(0, 10, (batch,), generator=generator)
     few = x_TNCHW[:, :8]
-    if calibrate:
-        adapt(base, few, method=None)
-        release(base, keep_widths=False)
     works: dict[str, Callable[[], float]] = {}
     found: dict[str, dict[str, Any]] = {}
     for way in ways:
         note(way)
         net = copy.deepcopy(base)
         options = WAYS[way]
-        result = None if options is None else adapt(net, few, calibrate=False, **{"method": method, **options})
+        if options is not None:
+            adapt(net, few, calibrate=False, **{"method": method, **options})
         works[way] = _step(net, x_TNCHW, y)
-        found[way] = {"fused": 0 if result is None else _fused(result), "first_loss": works[way]()}
-    rates = {r.layer: r.rate for r in adapt(copy.deepcopy(base), few, calibrate=False, method=None).layers}
+        found[way] = {"first_loss": works[way]()}
     loop = FixedLoop(threads)
     times = alternate(works, rounds, loop)
     for way in ways:
@@ -129,15 +123,10 @@ def measure(
         if way != BASE and BASE in ways:
             found[way]["over_spikingjelly"] = over(times[way], times[BASE])
             found[way]["speed_up"] = over(times[BASE], times[way])
-    setting = {"T": num_steps, "batch": batch, "image_size": image_size, "calibrated": calibrate, "threads": threads}
+    setting = {"T": num_steps, "batch": batch, "image_size": image_size, "threads": threads}
     facts = {"simd": native.level() if not native.load()[1] else "none", "rounds": rounds, **setting}
-    rate = sum(rates.values()) / max(len(rates), 1)
     slow = {"slowdown": loop.slowdowns()}
-    return {"what": WHAT, "network": name, "setting": facts, "mean_rate": rate, "ways": found, **slow, **provenance()}
-
-
-def _fused(result: Adaptation) -> int:
-    return sum(bool(r.fused) for r in result.layers)
+    return {"what": WHAT, "network": name, "setting": facts, "ways": found, **slow, **provenance()}
 
 
 def _step(net: nn.Module, x_TNCHW: torch.Tensor, y: torch.Tensor) -> Callable[[], float]:
@@ -160,8 +149,8 @@ def text(record: dict[str, Any]) -> str:
     s = record["setting"]
     lines = [
         f"training step: SpikingJelly's {record['network']}, T={s['T']}, batch {s['batch']}, "
-        f"{s['image_size']}x{s['image_size']}, {'calibrated' if s['calibrated'] else 'as it comes'}, "
-        f"mean rate {record['mean_rate']:.1%}, {s['threads']} threads, {s['simd']}",
+        f"{s['image_size']}x{s['image_size']}, "
+        f"{s['threads']} threads, {s['simd']}",
         f"{'':28} {'ms':>9} {'speed-up':>9}  {'range':16} first loss",
     ]
     for way, row in record["ways"].items():

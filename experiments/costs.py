@@ -15,7 +15,7 @@ from mpd_agl.train.config import RunConfig
 from mpd_agl.train.dry_run import random_set
 
 STEP_MACS = 4e10
-"""A measured step is cut to about so many multiply-accumulates of its forward pass: seconds, not minutes."""
+"""A measured step is limited to about this many multiply-accumulates of its forward pass: seconds, not minutes."""
 
 
 class Costs:
@@ -46,7 +46,7 @@ class Costs:
         m, machine = config.model, records.hardware()
         place = f"{machine['cpu']}, {torch.get_num_threads()} threads, {build.choose_device(config.train.device)}"
         shape = random_set(config, "train", 1).x.shape[1:]
-        name = f"{m.name}{m.depth or ''}"
+        name = f"{m.name}{m.model_dump().get('depth', '')}"
         return f"{name} x{m.width_mult:g} T={m.num_steps} {shape} batch {config.train.batch_size}: {place}"
 
 

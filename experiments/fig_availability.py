@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.grouped_bars import colour, style_of
-from experiments.study import COMPARED, Group, Study, Variant, find, label, per_method
+from experiments.study import COMPARED, Group, Study, Variant, find, label, last_snapshots, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.layers import series, times
@@ -20,7 +20,7 @@ LAYER = 7
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
-    return per_method("cifar10-resnet19-t2", methods)
+    return per_method("cifar10-resnet19", methods)
 
 
 def main_path(run: Run) -> list[str]:
@@ -30,8 +30,7 @@ def main_path(run: Run) -> list[str]:
 
 def at_end(run: Run, layer: str, key: str) -> float:
     """A layer's quantity, mean over timesteps and over the last epoch's snapshots."""
-    last = [s for s in run.snapshots if s["epoch"] == run.epochs[-1]["epoch"]] or run.snapshots[-1:]
-    return mean([mean(s["layers"][layer][key]) for s in last])
+    return mean([mean(s["layers"][layer][key]) for s in last_snapshots(run)])
 
 
 def over_seeds(group: Group, value: Callable[[Run], list[float]]) -> list[float]:
@@ -133,10 +132,10 @@ def _table(groups: Sequence[Group], layers: Sequence[str], seventh: str) -> Tabl
 
 
 def _sentence(groups: Sequence[Group], layers: Sequence[str]) -> str:
-    ours, others = find(groups, "mpd-agl"), [g for g in groups if g.method in ("stbp-tdbn", "lsg")]
-    if ours is None or not others:
+    own, others = find(groups, "mpd-agl"), [g for g in groups if g.method in ("stbp-tdbn", "lsg")]
+    if own is None or not others:
         return "Share of neurons with |v - v_th| < kappa/2, those that a gradient can pass."
-    mine = _shares(ours, layers)
+    mine = _shares(own, layers)
     parts = []
     for g in others:
         more = sum(a > b for a, b in zip(mine, _shares(g, layers), strict=True))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.grouped_bars import colour, style_of
-from experiments.study import COMPARED, Group, Study, Variant, label, per_method
+from experiments.study import COMPARED, Group, Study, Variant, label, last_snapshots, per_method
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.section import PageSection, Table, mean
@@ -11,15 +11,14 @@ from mpd_agl.report.section import PageSection, Table, mean
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """CIFAR-10, T=2."""
-    return per_method("cifar10-resnet19-t2", methods)
+    return per_method("cifar10-resnet19", methods)
 
 
 def rates(group: Group) -> dict[str, float]:
     """Per layer: the mean over timesteps, seeds and the snapshots of the last epoch."""
     out: dict[str, list[float]] = {}
     for run in group.runs.values():
-        last = [s for s in run.snapshots if s["epoch"] == run.epochs[-1]["epoch"]] or run.snapshots[-1:]
-        for snapshot in last:
+        for snapshot in last_snapshots(run):
             for name, layer in snapshot["layers"].items():
                 out.setdefault(name, []).append(mean(layer["rate_T"]))
     return {name: mean(values) for name, values in out.items()}

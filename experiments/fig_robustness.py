@@ -9,11 +9,11 @@ from mpd_agl.report.section import PageSection, Table
 
 THRESHOLDS, DECAYS = (0.5, 0.75, 1.0), (0.2, 0.5)
 NETWORKS = {"resnet19": "ResNet-19", "resnet18": "ResNet-18", "vgg11": "VGG-11", "vgg16": "VGG-16"}
-RECIPE = "cifar100-resnet19-t2"
+RECIPE = "cifar100-resnet19"
 
 
 def variants(methods: Sequence[str]) -> list[Variant]:
-    """A grid on ResNet-19, then the other networks at v_th 0.5, tau 0.2. The paper names neither; both are ours."""
+    """A grid on ResNet-19, then other networks at v_th 0.5, tau 0.2. The paper names neither: both are a choice."""
     out: list[Variant] = []
     for v_th in THRESHOLDS:
         for tau in DECAYS:

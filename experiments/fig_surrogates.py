@@ -15,7 +15,7 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     return [
         s
         for shape in SHAPES
-        for s in per_method("cifar100-resnet19-t2", methods, {"shape": shape}, model__surrogate=shape)
+        for s in per_method("cifar100-resnet19", methods, {"shape": shape}, model__surrogate=shape)
     ]
 
 

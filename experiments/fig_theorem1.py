@@ -95,7 +95,7 @@ def _moment(axes: Axes, run: Run, found: dict[str, list[float]], kind: str, titl
     looks = {kind: (COLOURS[0], "-", 2.4), f"{kind}, Theorem 1": (COLOURS[1], "--", 1.6)}
     if kind == "variance":
         looks["variance, exact mixture"] = (COLOURS[2], ":", 1.8)
-    names = {kind: "measured", f"{kind}, Theorem 1": "Theorem 1", "variance, exact mixture": "exact mixture (ours)"}
+    names = {kind: "measured", f"{kind}, Theorem 1": "Theorem 1", "variance, exact mixture": "exact mixture"}
     for key, (tint, line, width) in looks.items():
         axes.plot(times(run), found[key], color=tint, linestyle=line, linewidth=width, label=names[key])
     draw.epochs(axes, times(run)[-1])

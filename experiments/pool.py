@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,9 @@ from mpd_agl.train.observe import Display
 from mpd_agl.train.resolve import flatten, merge, nest, resolve, rule_facts
 from mpd_agl.train.runfolder import MARK, in_use
 
-NOT_FINITE = "training stopped at epoch"
-"""How the loop's sentence about a value that is not finite begins."""
 
-
-def guess(record: RunRecord) -> float:
-    """The accuracy of guessing on a run's data."""
+def chance_level(record: RunRecord) -> float:
+    """The accuracy of a random answer on a run's data."""
     return 1 / len(record.data["classes"])
 
 
@@ -30,7 +26,7 @@ def run_name(config: RunConfig) -> str:
     """One readable name per configuration. Fields at their defaults do not count: new fields rename no old runs.
 
     >>> run_name(RunConfig(seed=1)), run_name(RunConfig(seed=1)) == run_name(RunConfig(seed=2))
-    ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
+    ('cifar10-resnet19-mpd-agl-s1-a4bbadc1', False)
     """
     flat = flatten(config.model_dump(mode="json", exclude_defaults=True))
     kept = {name: value for name, value in sorted(flat.items()) if _counts(name, value)}
@@ -56,7 +52,7 @@ class Pool:
             return None
         try:
             record = read_record(path / "record.json")
-        except TornRecord:  # its run's resume writes it anew
+        except TornRecord:  # its run's resume writes it again
             return None
         if _counted(resolve(record.config)) != _counted(config):
             raise InputError(
@@ -65,8 +61,8 @@ class Pool:
         now, then = rule_facts(config).get("rule"), record.network.get("rule")
         if now != then:
             raise InputError(
-                f"{path} holds a run of {config.method} with other constants ({_told(then)}; today's: {_told(now)}). "
-                "Move it away, or choose another --runs-dir."
+                f"{path} holds a run of {config.method} with other constants "
+                f"({_listed(then)}; today's: {_listed(now)}). Move it away, or choose another --runs-dir."
             )
         name = config.model.weights
         if (
@@ -87,19 +83,11 @@ class Pool:
     def diverged(self, config: RunConfig) -> bool:
         """Whether its run ended because a loss, a gradient or a current was not finite: it would end so again."""
         record = self.record(config)
-        return record is not None and record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
+        return record is not None and record.failure_code == "not-finite"
 
     def ended(self, config: RunConfig) -> bool:
         """Finished or diverged: nothing is left to train."""
         return self.finished(config) or self.diverged(config)
-
-    def score(self, config: RunConfig) -> tuple[float, float]:
-        """Accuracy and loss of an ended run after its last epoch; guessing and infinity where it diverged."""
-        record = self.record(config)
-        assert record is not None
-        if record.final is None:
-            return guess(record), math.inf
-        return float(record.final["test_accuracy"]), float(record.final["test_loss"])
 
     def begun(self, config: RunConfig) -> bool:
         """Whether there is something to continue."""
@@ -110,12 +98,11 @@ class Pool:
 
         A teacher is the same run as an ANN; adversarial fine-tuning starts from the same run without the adversary.
         """
-        plain = {"loss": config.loss.model_copy(update={"name": "ce"})}
-        if config.loss.name in ("ltl", "distill") and not config.loss.teacher:
-            ann = config.model.model_copy(update={"ann": True})
-            return {"loss.teacher": config.model_copy(update={**plain, "model": ann})}
+        plain = merge(config.model_dump(), {"loss": {"name": "ce"}})
+        if config.loss.name in ("ltl", "distill") and not getattr(config.loss, "teacher", ""):
+            return {"loss.teacher": resolve(merge(plain, {"model": {"ann": True}}))}
         if config.loss.name == "robust" and not config.model.weights:
-            return {"model.weights": config.model_copy(update=plain)}
+            return {"model.weights": resolve(plain)}
         return {}
 
     def train(self, config: RunConfig, display: Display) -> None:
@@ -164,7 +151,7 @@ class Pool:
                 self.train(config, display())
             except InputError as error:
                 if partial and self.diverged(config):
-                    say(f"run {i} of {len(missing)} counts as guessing: {error}")
+                    say(f"run {i} of {len(missing)} counts as chance level: {error}")
                     continue
                 if not self.begun(config):  # no data, say: it would hit the others as well
                     raise InputError(f"{run_name(config)} cannot start: {error}") from None
@@ -180,7 +167,7 @@ class Pool:
         return len(missing)
 
 
-def _told(constants: Mapping[str, float] | None) -> str:
+def _listed(constants: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in (constants or {}).items()) or "none named"
 
 
@@ -189,5 +176,5 @@ def _counted(config: RunConfig) -> dict[str, object]:
 
 
 def _counts(field: str, value: object) -> bool:
-    """Whether a field tells runs apart. A folder does not, the name of a trained network in the box does."""
+    """Whether a field tells runs apart. A folder does not, the name of a bundled network does."""
     return field not in FREE_ON_RESUME or (field == "model.weights" and value in list_pretrained())

@@ -1,4 +1,4 @@
-"""The paper's numbers, quoted: they stand beside ours and are never mixed with them.
+"""The paper's numbers, quoted: shown next to measured ones, never mixed with them.
 
 Accuracies are the best epoch on the test set.
 """

@@ -6,9 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.evidence import score, seeds_of
 from experiments.seeds import difference, paired, points
 from experiments.study import REFERENCE, Group, Study, Variant, label
+from experiments.table3 import NOTE
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
 from mpd_agl.report.section import PageSection, Table, mean
@@ -45,9 +45,9 @@ ROWS = (
     Row("tab", "TAB", "norm", fixed={"model.norm": "tab"}),
     Row("mpbn", "MPBN", "norm", fixed={"model.norm": "mpbn"}),
     Row("tcja", "TCJA", "attention", fixed={"model.attention": "tcja"}),
-    Row("mp-init", "MP-Init + TrSG", "method", "trsg", {"model.start": "mp-init"}),
+    Row("mp-init", "MP-Init + TrSG", "method", "mp-init-trsg"),
     Row("tet", "TET", "training", fixed={"loss.name": "tet"}),
-    Row("shortcut-heads", "shortcut heads (ours)", "training", fixed={"loss.name": "shortcut-heads"}),
+    Row("shortcut-heads", "shortcut heads", "training", fixed={"loss.name": "shortcut-heads"}),
     Row("ltl", "Offline LTL", "training", fixed={"loss.name": "ltl", **NEEDS["ltl"]}),
     Row("distill", "distillation from the ANN", "training", fixed={"loss.name": "distill"}),
     Row("robust", "AT, its fine-tuning", "training", fixed={"loss.name": "robust"}),
@@ -71,13 +71,13 @@ def variants(methods: Sequence[str]) -> list[Variant]:
 def show(groups: Sequence[Group]) -> PageSection:
     """Each rival's accuracy as a dot per seed, MPD-AGL's mean and what lies within the allowed distance of it."""
     there = [g for g in groups if g.accuracy]
-    own = next((seeds_of(g) for g in there if g.variant.at["rival"] == REFERENCE), {})
+    own: Mapping[int, float] = next((g.accuracy for g in there if g.variant.at["rival"] == REFERENCE), {})
     rows = []
     for g in there:
         gap = None if g.variant.at["rival"] == REFERENCE else paired(g.accuracy, own)
         inside = "" if gap is None else "yes" if abs(gap.mean) <= WITHIN else "no"
         seeds, best = str(len(g.accuracy)), points([*g.best.values()])
-        rows.append([title(g), g.variant.at["slot"], seeds, score(g), best, difference(gap), inside])
+        rows.append([title(g), g.variant.at["slot"], seeds, g.score, best, difference(gap), inside])
     with draw.style():
         figure = Figure(figsize=(6.4, 0.24 * len(there) + 0.9))
         axes = figure.subplots()
@@ -94,17 +94,14 @@ def show(groups: Sequence[Group]) -> PageSection:
         axes.set_title("Test accuracy on the demo; the band is MPD-AGL's mean and 1.5 points")
     panel = Panel("rivals", "Test accuracy of every rival on the demo, a dot per seed", figure)
     head = ("rival", "slot", "seeds", "accuracy, last epoch", "best on test", "minus MPD-AGL", "within 1.5 points")
-    told = [row[-1] for row in rows if row[-1]]
+    inside_or_not = [row[-1] for row in rows if row[-1]]
     return PageSection(
         "rivals",
         STUDY.title,
-        f"{told.count('yes')} of {len(told)} rivals end within 1.5 points of MPD-AGL on the demo.",
+        f"{inside_or_not.count('yes')} of {len(inside_or_not)} rivals end within 1.5 points of MPD-AGL on the demo.",
         [panel],
         Table(head, rows, (2, 3, 4, 5)),
-        [
-            "± is the standard deviation over seeds. Differences are points, paired by seed, with their 95 % interval "
-            "(Student's t). A dagger counts the runs that ended in NaN; they count as guessing."
-        ],
+        [NOTE],
     )
 
 

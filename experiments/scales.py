@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.study import TUNED, Study, Variant, split_method
+from experiments.study import Study, Variant, split_method
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import list_pretrained
 from mpd_agl.train.config import FREE_ON_RESUME, RunConfig
-from mpd_agl.train.resolve import flatten, merge, nest, read_preset, resolve
+from mpd_agl.train.presets import read_preset
+from mpd_agl.train.resolve import flatten, merge, nest, resolve
 
 SCALES = {
     "paper": "the paper's settings; needs a GPU",
-    "cpu": "narrow networks, subsets, few epochs, for 2 cores; --list tells how long each takes",
+    "cpu": "narrow networks, subsets, few epochs, for 2 cores",
     "smoke": "tiny networks on the embedded digits: seconds, for tests; the numbers mean nothing",
 }
 Flat = dict[str, Any]
@@ -41,20 +42,29 @@ def table_at(variant: Variant, study: Study, scale: str) -> Flat:
     """A variant's values at a scale, by dotted name, without method and seed."""
     recipe = flatten(merge(read_preset(variant.preset), nest(variant.changes)))
     if study.protocol and scale in SCALES:
-        thin = {"model.width_mult": 0.25 if recipe["model.name"] == "plain" else _SMOKE_ALL["model.width_mult"]}
-        own = {"cpu": {}, "smoke": _SMOKE_ALL | thin | {"data.name": "mnist5k"}, "paper": _full(recipe)}
-        return recipe | own[scale] | dict(variant.fixed)
+        own_scale: dict[str, Flat] = {
+            "cpu": {},
+            "smoke": {**_SMOKE_ALL, "data.name": "mnist5k"},
+            "paper": _full(recipe),
+        }
+        return _over(recipe, own_scale[scale] | dict(variant.fixed))
     events = recipe["data.name"] == "cifar10dvs"
     if scale == "cpu":
-        recipe |= {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu}
+        recipe = _over(recipe, {**_CPU_ALL, **_CPU[recipe["data.name"]], **study.cpu})
     elif scale == "smoke":
-        recipe |= {**_SMOKE_ALL, "data.name": "mnist5k"}
+        recipe = _over(recipe, {**_SMOKE_ALL, "data.name": "mnist5k"})
         if events or recipe["model.name"] in _LARGE:
-            recipe |= {"data.name": "mnist5k-dvs", "data.frame_size": 32 if recipe["model.name"] in _LARGE else 16}
+            size = 32 if recipe["model.name"] in _LARGE else 16
+            recipe = _over(recipe, {"data.name": "mnist5k-dvs", "data.frame_size": size})
         recipe |= {"model.num_steps": min(recipe["model.num_steps"], 6), **study.smoke}
     elif scale != "paper":
         raise unknown_name("scale", scale, SCALES)
     return recipe
+
+
+def _over(recipe: Flat, values: Mapping[str, Any]) -> Flat:
+    """Values over a recipe; where they name another data set, it takes none of the old one's options."""
+    return flatten(merge(nest(recipe), nest(values)))
 
 
 def _full(recipe: Flat) -> Flat:
@@ -67,16 +77,15 @@ def config_at(variant: Variant, study: Study, scale: str, seed: int, changes: Ma
     """A variant's run at a scale; `changes` are the user's, by dotted name."""
     for name in ("method", "seed"):
         if name in changes:
-            raise InputError(f"--{name} does not go with reproduce, which trains several. Use --{name}s.")
+            raise InputError(f"--{name} does not go with experiments, which train several. Use --{name}s.")
     if "loss.teacher" in changes:
-        raise InputError("--loss.teacher does not go with reproduce, which trains each run's teacher itself.")
+        raise InputError("--loss.teacher does not go with experiments, which train each run's teacher themselves.")
     if (weights := changes.get("model.weights", "")) and weights not in list_pretrained():
         raise InputError(
-            f"reproduce knows weights to start from by their names, not by a folder: --model.weights takes "
+            f"experiments know weights to start from by their names, not by a folder: --model.weights takes "
             f"{' or '.join(list_pretrained())}, got {weights!r}. `mpd-agl train` takes a folder."
         )
     method, options = split_method(variant.method)
-    options = {name: value for name, value in options.items() if value != TUNED}
     table = table_at(variant, study, scale) | options | dict(changes) | {"method": method, "seed": seed}
     return resolve(nest(table), given=changes)
 
@@ -101,20 +110,20 @@ def departures(variants: Iterable[Variant], study: Study, scale: str, changes: M
     """Where the runs depart from the paper's recipes, per recipe; empty at the paper's scale."""
     by_recipe: dict[str, dict[str, None]] = {}
     for variant in () if study.protocol else variants:
-        ours = flatten(config_at(variant, study, scale, 0, changes).model_dump())
+        here = flatten(config_at(variant, study, scale, 0, changes).model_dump())
         paper = flatten(config_at(variant, study, "paper", 0, {}).model_dump())
         words = [
-            f"{_NAMES.get(f, f)} {_words(f, ours[f])} instead of {_words(f, paper[f])}"
-            for f in ours
-            if ours[f] != paper[f] and f not in NO_DEPARTURE
+            f"{_NAMES.get(f, f)} {_words(f, here[f])} instead of {_words(f, paper[f])}"
+            for f in here
+            if f in paper and here[f] != paper[f] and f not in NO_DEPARTURE
         ]
         by_recipe.setdefault(variant.preset, {}).update(dict.fromkeys(words))
     if not by_recipe:
         return []
     common = [w for w in next(iter(by_recipe.values())) if all(w in words for words in by_recipe.values())]
     out = [f"Departs from the paper: {', '.join(common)}."] if common else []
-    for recipe, told in by_recipe.items():
-        own = [w for w in told if w not in common]
+    for recipe, found in by_recipe.items():
+        own = [w for w in found if w not in common]
         if own:
             out.append(f"Departs from the paper in {recipe}: {', '.join(own)}.")
     return out

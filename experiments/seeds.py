@@ -39,23 +39,6 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Values over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation; None for a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-@dataclass(frozen=True)
 class Difference:
     """Mean of a - b over the seeds that both have, and half of its 95 % interval; None for a single seed."""
 
@@ -87,8 +70,9 @@ def points(values: Sequence[float]) -> str:
     >>> points([0.5]), points([0.5, 0.6])
     ('50.00', '55.00 ± 7.07')
     """
-    s = Spread(tuple(100 * v for v in values))
-    return f"{s.mean:.2f}" + (f" ± {s.deviation:.2f}" if s.deviation is not None else "")
+    percent = [100 * v for v in values]
+    spread = f" ± {statistics.stdev(percent):.2f}" if len(percent) > 1 else ""
+    return f"{statistics.fmean(percent):.2f}{spread}"
 
 
 def difference(found: Difference | None) -> str:

@@ -1,51 +1,22 @@
-"""Tables, figures and studies by name, in the order in which they share most runs."""
+"""Tables and figures by name, in the order in which they share most runs."""
 
-from experiments import (
-    depth,
-    descent,
-    fig_affine,
-    fig_availability,
-    fig_firing_rate,
-    fig_robustness,
-    fig_surrogates,
-    fig_theorem1,
-    idea,
-    ridge,
-    rivals,
-    stress,
-    table1,
-    table2,
-    table3,
-    table4,
-)
-from experiments.study import Study
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mpd_agl.errors import unknown_name
 
-STUDIES: dict[str, Study] = {
-    module.STUDY.name: module.STUDY
-    for module in (
-        fig_availability,
-        fig_firing_rate,
-        table2,
-        table3,
-        fig_theorem1,
-        fig_affine,
-        fig_surrogates,
-        fig_robustness,
-        table1,
-        table4,
-        ridge,
-        depth,
-        stress,
-        descent,
-        idea,
-        rivals,
-    )
-}
+if TYPE_CHECKING:
+    from experiments.study import Study
+
+NAMES = (
+    *("fig-availability", "fig-firing-rate", "table2", "table3", "fig-theorem1", "fig-affine"),
+    *("fig-surrogates", "fig-robustness", "table1", "table4", "idea", "rivals"),
+)
 
 
-def get_study(name: str) -> Study:
-    """The experiment of that name."""
-    if name not in STUDIES:
-        raise unknown_name("experiment", name, STUDIES)
-    return STUDIES[name]
+def get_study(name: str) -> "Study":
+    """The experiment of that name, from the file of that name."""
+    if name not in NAMES:
+        raise unknown_name("experiment", name, NAMES)
+    study: Study = import_module(f"experiments.{name.replace('-', '_')}").STUDY
+    return study

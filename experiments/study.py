@@ -15,8 +15,8 @@ LABELS = {
     "lsg": "LSG",
     "agr": "AGR",
     "mpd-agl": "MPD-AGL",
-    "mpd-agl-exact": "MPD-AGL, exact moments (ours)",
-    "mpd-quantile": "quantile width (ours)",
+    "mpd-agl-exact": "MPD-AGL, exact moments",
+    "mpd-quantile": "quantile width",
     "psg": "PSG",
     "asgl": "ASGL",
     "deeptage": "DeepTAGE",
@@ -27,21 +27,15 @@ LABELS = {
     "diet": "Diet-SNN",
     "slope-schedule": "slope schedule",
     "s2nn": "S3NN's surrogate",
-    "mpd-gain": "mpd-gain (ours)",
-    "stbp-tdbn@kappa=best": "STBP-tdBN at its best kappa",
-    "mpd-agl@leak=full": "MPD-AGL, whole leak sum",
+    "mpd-gain": "mpd-gain",
 }
 """Methods as a table names them."""
 COMPARED = ("stbp-tdbn", "lsg", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "mpd-gain", "psg", "asgl", "deeptage")
-"""The methods of every comparison: the paper's three, ours, and the rivals that optimise the surrogate."""
+"""The methods of every comparison: the paper's three, this package's three, and rivals that optimise the surrogate."""
 SHAPED = tuple(m for m in COMPARED if m not in ("asgl", "deeptage"))
 """Those whose surrogate's shape can be chosen."""
 REFERENCE = "mpd-agl"
 """Differences are this method's accuracy minus another's."""
-
-
-TUNED = "best"
-"""The value of a field that is chosen on held-out training samples: stbp-tdbn@kappa=best."""
 
 
 def label(method: str) -> str:
@@ -81,7 +75,7 @@ class Variant:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """What no scale changes: the factor under test, by dotted name."""
     at: Mapping[str, str] = field(default_factory=dict)
-    """Where its result stands: column, shape of the surrogate, ..."""
+    """Its place in the result: column, shape of the surrogate, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +84,8 @@ class Group:
 
     variant: Variant
     runs: Mapping[int, Run]
-    guesses: Mapping[int, float] = field(default_factory=dict)
-    """Seeds whose run ended in NaN, with the accuracy of guessing, which stands for theirs."""
+    diverged: Mapping[int, float] = field(default_factory=dict)
+    """Seeds whose run ended in NaN: they count with the accuracy of chance level."""
 
     @property
     def method(self) -> str:
@@ -113,22 +107,22 @@ class Group:
     @property
     def accuracy(self) -> dict[int, float]:
         """The result by seed: test accuracy after the last epoch."""
-        return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.guesses)
+        return {seed: float(run.last["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.diverged)
 
     @property
     def best(self) -> dict[int, float]:
         """The best epoch on the test set by seed: what the literature reports."""
-        return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.guesses)
+        return {seed: float(run.best["test_accuracy"]) for seed, run in self.runs.items()} | dict(self.diverged)
 
     @property
     def score(self) -> str:
         """The result in percent, its spread over seeds; a dagger counts the runs that ended in NaN."""
-        return points([*self.accuracy.values()]) + (f" \N{DAGGER}{len(self.guesses)}" if self.guesses else "")
+        return points([*self.accuracy.values()]) + (f" \N{DAGGER}{len(self.diverged)}" if self.diverged else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One table or figure. Adding one is adding a file with a `STUDY` and its line in `studies`."""
+    """One table or figure. To add one: a file with a `STUDY`, and its name in `studies`."""
 
     name: str
     title: str
@@ -146,13 +140,15 @@ class Study:
     seeds: int = 1
     """Seeds where none are asked for."""
     partial: bool = False
-    """Shown from the runs that there are; a run that ended in NaN counts as guessing (docs/evidence.md)."""
+    """Shown from the runs that there are; a run that ended in NaN counts with the accuracy of chance level."""
     protocol: str = ""
     """The page that fixes its recipes at `--scale cpu`, where they are not the paper's."""
-    measure: Callable[[Sequence[Group], Sequence[str], str, Callable[[str], None]], None] | None = None
-    """Looks at the trained networks and leaves files beside their records: groups, methods, scale, who is told."""
-    in_smoke: Callable[[Variant], bool] = lambda variant: True
-    """Which variants `--scale smoke` keeps of a large grid."""
+
+
+def last_snapshots(run: Run) -> list[dict[str, Any]]:
+    """The monitor's snapshots of the last epoch, or the last one where that epoch has none."""
+    found: list[dict[str, Any]] = [s for s in run.snapshots if s["epoch"] == run.epochs[-1]["epoch"]]
+    return found or [*run.snapshots[-1:]]
 
 
 def per_method(

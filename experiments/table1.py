@@ -1,11 +1,10 @@
-"""Table 1: accuracy on the four data sets, the published rivals beside it."""
+"""Table 1: accuracy on the four data sets, with the published rivals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.quoted import TABLE1
-from experiments.rivals import NEEDS, title
+from experiments.rivals import NEEDS, ROWS, Row, title
 from experiments.study import COMPARED, REFERENCE, Group, Study, Variant, cells, methods_of
 from mpd_agl.report.section import PageSection, Table
 
@@ -17,48 +16,31 @@ METHODS = (*COMPARED, "ds-atgo", "trsg", "mpr", "diet", "slope-schedule")
 """Those that every data set of the table trains."""
 
 
-@dataclass(frozen=True)
-class Rival:
-    """A row that is more than a method: a training, a network, an option; trained in our budget like the others."""
-
-    key: str
-    """As `--only rival=KEY` names it, here and in the study of all rivals."""
-    recipe: str
-    data: str
-    T: str
-    method: str = "stbp-tdbn"
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-
-_C10, _TINY = ("cifar10-resnet19-t2", "CIFAR-10", "2"), ("tinyimagenet-vgg13", "Tiny-ImageNet", "4")
-_C10_T4, _C100_T4 = (("cifar10-resnet19-t4", "CIFAR-10", "4"), ("cifar100-resnet19-t4", "CIFAR-100", "4"))
-_DVS = ("cifar10dvs-vggsnn", "CIFAR10-DVS", "10")
-_TCJA = {"model.name": "ms-resnet18", "model.attention": "tcja"}
-_STATTEN = {"model.name": "statten", "model.depth": 2}
-RIVALS = (
-    Rival("tab", *_C10, changes={"model.norm": "tab"}),
-    Rival("tebn", *_C10, changes={"model.norm": "tebn"}),
-    Rival("mpbn", *_C10, changes={"model.norm": "mpbn"}),
-    Rival("ds-atgo-sigma", *_C10, method="ds-atgo-sigma"),
-    Rival("mp-init", *_C10, method="trsg", changes={"model.start": "mp-init"}),
-    Rival("shortcut-heads", *_C10, changes={"loss.name": "shortcut-heads"}),
-    Rival("distill", *_C10, changes={"loss.name": "distill"}),
-    Rival("robust", *_C10, changes={"loss.name": "robust"}),
-    Rival("tet", *_C10, changes={"loss.name": "tet"}),
-    Rival("s2nn", *_C10[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
-    Rival("ltl", *_C10[:2], "8", changes={"loss.name": "ltl", **NEEDS["ltl"]}),
-    Rival("sew-resnet18", *_C10, changes={"model.name": "sew-resnet18"}),
-    Rival("ms-resnet18", *_C10_T4, changes={"model.name": "ms-resnet18"}),
-    Rival("tcja", *_C10_T4, changes=_TCJA),
-    Rival("statten", *_C10_T4, changes=_STATTEN),
-    Rival("tab", "cifar100-resnet19-t2", "CIFAR-100", "2", changes={"model.norm": "tab"}),
-    Rival("tcja", *_C100_T4, changes=_TCJA),
-    Rival("statten", *_C100_T4, changes=_STATTEN),
-    Rival("tet", *_DVS, changes={"loss.name": "tet"}),
-    Rival("tcja", *_DVS, changes={"model.attention": "tcja"}),
-    Rival("ltl", *_TINY[:2], "8", changes={"loss.name": "ltl", **NEEDS["ltl"]}),
-    Rival("s2nn", *_TINY[:2], "1", method="s2nn", changes={"model.num_steps": 1}),
+RIVAL_ROWS = (
+    ("cifar10-resnet19", "CIFAR-10", "2", ("tab", "tebn", "mpbn", "ds-atgo-sigma", "mp-init", "shortcut-heads")),
+    ("cifar10-resnet19", "CIFAR-10", "2", ("distill", "robust", "tet", "sew-resnet18")),
+    ("cifar10-resnet19", "CIFAR-10", "1", ("s2nn",)),
+    ("cifar10-resnet19", "CIFAR-10", "8", ("ltl",)),
+    ("cifar10-resnet19", "CIFAR-10", "4", ("ms-resnet18", "tcja", "statten")),
+    ("cifar100-resnet19", "CIFAR-100", "2", ("tab",)),
+    ("cifar100-resnet19", "CIFAR-100", "4", ("tcja", "statten")),
+    ("cifar10dvs-vggsnn", "CIFAR10-DVS", "10", ("tet", "tcja")),
+    ("tinyimagenet-vgg13", "Tiny-ImageNet", "8", ("ltl",)),
+    ("tinyimagenet-vgg13", "Tiny-ImageNet", "1", ("s2nn",)),
 )
+"""Rows that are more than a method (a training, a network, an option), as the study of all rivals has them: recipe,
+data, T and keys. Each is trained with the same budget as the others."""
+
+
+def _rival(recipe: str, data: str, T: str, key: str) -> Variant:
+    row = next((r for r in ROWS if r.key == key), Row(key, "", "method", key, NEEDS.get(key, {})))
+    network: dict[str, Any] = {"model.name": "ms-resnet18"} if key == "tcja" and data != "CIFAR10-DVS" else {}
+    steps = {"model.num_steps": int(T)}
+    at = {"data": data, "T": T, "rival": key}
+    return Variant(preset=recipe, method=row.method, changes={**network, **steps, **row.fixed}, at=at)
+
+
+RIVALS = [_rival(recipe, data, T, key) for recipe, data, T, keys in RIVAL_ROWS for key in keys]
 NETWORKS = {
     "resnet19": "ResNet-19",
     "vggsnn": "VGGSNN",
@@ -78,26 +60,25 @@ def variants(methods: Sequence[str]) -> list[Variant]:
     for data, recipe, steps in PLACES:
         for T in steps:
             chosen = methods if T == 2 else [m for m in methods if m == REFERENCE]
-            out += _each(f"{recipe}-t{T}", chosen, {"data": data, "T": str(T)})
+            out += _each(recipe, chosen, {"data": data, "T": str(T)}, {"model.num_steps": T})
     out += _each("cifar10dvs-vggsnn", methods, {"data": "CIFAR10-DVS", "T": "10"})
     starred = [m for m in methods if m == REFERENCE]
     out += _each("cifar10dvs-vggsnn-tet", starred, {"data": "CIFAR10-DVS", "T": "10", "star": "*"})
     out += _each("tinyimagenet-vgg13", methods, {"data": "Tiny-ImageNet", "T": "4"})
     if not set(METHODS) <= set(methods):
         return out
-    return out + [
-        Variant(preset=r.recipe, method=r.method, changes=r.changes, at={"data": r.data, "T": r.T, "rival": r.key})
-        for r in RIVALS
-    ]
+    return out + RIVALS
 
 
-def _each(preset: str, methods: Sequence[str], at: Mapping[str, str]) -> list[Variant]:
+def _each(
+    preset: str, methods: Sequence[str], at: Mapping[str, str], fixed: Mapping[str, Any] | None = None
+) -> list[Variant]:
     """A recipe with each method, and what the method needs beyond its name."""
-    return [Variant(preset=preset, method=m, changes=NEEDS.get(m, {}), at=at) for m in methods]
+    return [Variant(preset=preset, method=m, changes={**(fixed or {}), **NEEDS.get(m, {})}, at=at) for m in methods]
 
 
 def show(groups: Sequence[Group]) -> PageSection:
-    """Ours first in each data set, then the quoted rows."""
+    """In each data set the rows trained here, then the quoted ones."""
     rows = []
     for data in dict.fromkeys(g.variant.at["data"] for g in groups):
         for g in (g for g in groups if g.variant.at["data"] == data and g.runs):

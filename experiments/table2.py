@@ -14,9 +14,9 @@ from mpd_agl.report.section import PageSection, Table
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """Every method at T=2, MPD-AGL also at 4 and 6."""
-    out = per_method("cifar10-resnet19-t2", methods, {"T": "2"})
+    out = per_method("cifar10-resnet19", methods, {"T": "2"})
     for T in ("4", "6"):
-        out += per_method(f"cifar10-resnet19-t{T}", [m for m in methods if m == REFERENCE], {"T": T})
+        out += per_method("cifar10-resnet19", [m for m in methods if m == REFERENCE], {"T": T}, model__num_steps=int(T))
     return out
 
 

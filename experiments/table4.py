@@ -13,7 +13,7 @@ BASE = "stbp-tdbn"
 
 def variants(methods: Sequence[str]) -> list[Variant]:
     """Three epochs each: time does not need 150."""
-    return per_method("cifar10-resnet19-t2", methods, train__epochs=3)
+    return per_method("cifar10-resnet19", methods, train__epochs=3)
 
 
 def seconds(group: Group, part: str) -> float:
@@ -33,8 +33,8 @@ def show(groups: Sequence[Group]) -> PageSection:
         times = {part: seconds(g, part) for part in ("train", "test")}
         ratios = [f"{times[p] / seconds(base, p):.3f}" if base else "" for p in times]
         quoted = TABLE4.get(g.method)
-        ours = [f"{t:.1f}" for t in times.values()]
-        rows.append([label(g.method), *ours, *ratios, *(map(str, quoted) if quoted else ("", ""))])
+        here = [f"{t:.1f}" for t in times.values()]
+        rows.append([label(g.method), *here, *ratios, *(map(str, quoted) if quoted else ("", ""))])
     head = ("method", "training, s", "inference, s", "training / tdBN", "inference / tdBN")
     run = groups[0].first.record
     hardware = f"{run.hardware.get('cpu', run.hardware.get('device', ''))}, {run.hardware['threads']} threads"

@@ -53,6 +53,24 @@ def test_commands_take_what_the_plugin_registers(installed: Path, tmp_path: Path
     assert json.loads(done.stdout)["results"][0]["accuracy"] == record["final"]["test_accuracy"]
 
 
+def test_entries_of_the_plugin_have_options_of_their_own(installed: Path, tmp_path: Path) -> None:
+    words = ["train", "--method", "mine", "--model.name", "two-layers", "--data.name", "stripes", *SMALL]
+    words += ["--model.reach", "3", "--model.stride", "1", "--data.noise", "0", "--runs-dir", str(tmp_path)]
+    done = mpd_agl_command(*words, "--name", "own", "--train.epochs", "1", paths=[installed, SOURCE])
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "own" / "record.json").read_text())
+    assert (record["config"]["model"]["reach"], record["config"]["model"]["stride"]) == (3.0, 1)
+    assert record["config"]["data"]["noise"] == 0
+    layers = json.loads((tmp_path / "own" / "metrics.jsonl").read_text().splitlines()[0])["layers"]
+    assert layers["conv2"]["kappa_T"] != []
+    for wrong, having in (("--model.stride=9", "stride"), ("--model.depth=3", "plain")):
+        done = mpd_agl_command(*words, wrong, "--name", "wrong", paths=[installed, SOURCE])
+        assert done.returncode == 2
+        assert having in done.stderr
+    done = mpd_agl_command("train", "--preset", "demo", "--model.reach", "3", paths=[installed, SOURCE])
+    assert (done.returncode, "method mine" in done.stderr) == (2, True)
+
+
 def test_the_surrogate_goes_with_any_method(installed: Path, tmp_path: Path) -> None:
     words = ["train", "--preset", "demo", "--method", "stbp-tdbn", "--model.surrogate", "cosine", *SMALL]
     words += ["--data.train-samples", "60", "--data.test-samples", "20", "--runs-dir", str(tmp_path), "--name", "one"]

@@ -1,11 +1,11 @@
-"""Keeps the finished runs of `mpd-agl reproduce` in one small file, and lays them out again on another machine.
+"""Keeps the finished runs of `python -m experiments` in one small file, and lays them out again on another machine.
 
-    python -m tools.kept_runs keep runs/reproduce/pool     # adds them to docs/results/evidence/runs.tar.xz
-    python -m tools.kept_runs lay runs/reproduce/pool      # there `mpd-agl reproduce` finds them and trains the rest
+    python -m tools.kept_runs keep runs/experiments/pool FILE     # adds them to FILE, such as runs.tar.xz
+    python -m tools.kept_runs lay runs/experiments/pool FILE      # there the experiments find them and train the rest
 
 Of a run its record, the lines of its epochs and the last line of its monitor (to four digits) are kept, without folders
-of the machine that ran it: enough for every table and figure but `descent`, which looks at checkpoints, so its runs are
-not kept. A median width that is drawn from kept runs may differ in its last digit.
+of the machine that ran it. `--monitor` keeps every line of the monitor, which figures over training need. A median
+width that is drawn from kept runs may differ in its last digit.
 """
 
 import argparse
@@ -19,38 +19,34 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pool import NOT_FINITE
-from tools.pretrained import plain
-
 from mpd_agl.errors import InputError
 from mpd_agl.records import canonical, read_metrics, read_record, reading, write_atomic
 from mpd_agl.report.runs import LAYER_KEYS, read_run
 from mpd_agl.train.runfolder import MARK
+from tools.pretrained import plain
 
-FILE = Path("docs/results/evidence/runs.tar.xz")
 NAME = re.compile(r"[\w.@=,-]+")
 MOST_BYTES = 2**20
 
 
-def kept_of(path: Path) -> dict[str, Any] | None:
-    """What is kept of a run; None where it has not ended, or where its checkpoints are what is wanted of it."""
+def kept_of(path: Path, *, whole_monitor: bool = False) -> dict[str, Any] | None:
+    """What is kept of a run; None where it has not ended."""
     if not (path / "record.json").is_file():
         return None
     record = read_record(path / "record.json")
     diverged = record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
     if record.status != "finished" and not diverged:
         return None
-    if record.config["checkpoint"]["keep_last"] >= 1000:  # `descent` reads its checkpoints, and they are too large
-        return None
     lines = list(read_metrics(path / "metrics.jsonl"))
-    monitor = [line for line in lines if line.get("log") == "monitor"][-1:]
+    monitor = [line for line in lines if line.get("log") == "monitor"]
+    monitor = monitor if whole_monitor else monitor[-1:]
     for line in monitor:
         line["layers"] = {
             name: {k: _short(v) for k, v in layer.items() if k in (*LAYER_KEYS, "v_th")}
             for name, layer in line["layers"].items()
         }
-    told = {**record.to_dict(), "convs": None, "energy": None}
     epochs = [line for line in lines if line.get("log") == "epoch"]
-    return {"record": plain(told), "lines": [*epochs, *monitor]}
+    return {"record": plain({**record.to_dict(), "convs": None, "energy": None}), "lines": [*epochs, *monitor]}
 
 
 def _short(value: Any) -> Any:
@@ -94,12 +90,13 @@ def write_kept(file: Path, runs: dict[str, dict[str, Any]]) -> int:
     return len(data)
 
 
-def keep(pool: Path, file: Path) -> str:
+def keep(pool: Path, file: Path, *, whole_monitor: bool = False) -> str:
     """Add a pool's finished runs to the file; a run that is there already stays as it is."""
     if not pool.is_dir():
-        raise InputError(f"no runs at {pool}: the folder is not there. Give the pool of `mpd-agl reproduce`.")
+        raise InputError(f"no runs at {pool}: the folder is not there. Give the pool of the experiments.")
     there = read_kept(file)
-    new = {p.name: run for p in sorted(pool.iterdir()) if p.name not in there and (run := kept_of(p)) is not None}
+    found = {p.name: kept_of(p, whole_monitor=whole_monitor) for p in sorted(pool.iterdir()) if p.name not in there}
+    new = {name: run for name, run in found.items() if run is not None}
     size = write_kept(file, there | new)
     return f"{file}: {len(new)} runs added, {len(there) + len(new)} in all, {size:,} bytes"
 
@@ -108,7 +105,7 @@ def lay(file: Path, pool: Path) -> str:
     """Lay the kept runs out as run folders; a run that is there stays as it is."""
     runs = read_kept(file)
     if not runs:
-        raise InputError(f"no runs are kept in {file}. Name the file with --file.")
+        raise InputError(f"no runs are kept in {file}. Name another file.")
     laid = 0
     for name, run in runs.items():
         folder = pool / name
@@ -121,21 +118,19 @@ def lay(file: Path, pool: Path) -> str:
         write_atomic(folder / MARK, b"# a finished run, laid out by tools/kept_runs.py; settings: record.json\n")
         read_run(folder)
         laid += 1
-    return (
-        f"{pool}: {laid} runs laid out, {len(runs) - laid} were there. They were made with --train.threads 1, which "
-        "the commands of docs/evidence.md have: with another number `mpd-agl reproduce` looks for other runs."
-    )
+    return f"{pool}: {laid} runs laid out, {len(runs) - laid} were there"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Keep, or lay out."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=("keep", "lay"))
-    p.add_argument("pool", type=Path, help="the folder `pool` in the --runs-dir of `mpd-agl reproduce`")
-    p.add_argument("--file", type=Path, default=FILE, help=f"default {FILE}")
+    p.add_argument("pool", type=Path, help="the folder `pool` in the --runs-dir of the experiments")
+    p.add_argument("file", type=Path, help="the archive, such as docs/results/evidence/runs.tar.xz")
+    p.add_argument("--monitor", action="store_true", help="keep every line of the monitor, not the last alone")
     a = p.parse_args(argv)
     try:
-        print(keep(a.pool, a.file) if a.what == "keep" else lay(a.file, a.pool))
+        print(keep(a.pool, a.file, whole_monitor=a.monitor) if a.what == "keep" else lay(a.file, a.pool))
     except InputError as error:
         print(f"kept_runs: {error}", file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
 """Makes a trained network of the package from a finished run: weights, model card, and the page docs/pretrained.md.
 
-    python tools/pretrained.py runs/night cifar10 [--format int8] [--data-dir DIR]
-    python tools/pretrained.py --page
+    python -m tools.pretrained runs/night cifar10 [--format int8] [--data-dir DIR]
+    python -m tools.pretrained --page
 
-The weights are stored as float16 (default) or int8, read again, and scored on the whole test set beside those of the
+The weights are stored as float16 (default) or int8, read again, and scored on the whole test set with those of the
 run. Where the accuracy changes by more than `--tolerance` points nothing is written.
 """
 
@@ -22,11 +22,11 @@ from mpd_agl.records import RunRecord, canonical, read_record, write_atomic
 from mpd_agl.train import build
 from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.load_run import Trained, load_run
-from mpd_agl.train.resolve import read_preset
+from mpd_agl.train.presets import read_preset
 from mpd_agl.train.rng import seed_all
 
 ROOT = Path(__file__).parent.parent
-BOX, PAGE = ROOT / "src/mpd_agl/models/cards", ROOT / "docs/pretrained.md"
+CARDS, PAGE = ROOT / "src/mpd_agl/models/cards", ROOT / "docs/pretrained.md"
 LIMIT = 2**20
 """Bytes of weights in the package; bigger ones lie at an address."""
 PRIVATE = ("source", "data_dir", "origin", "teacher", "weights")
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--data-dir", default="", help="folder with the official files, in place of the run's")
     p.add_argument("--tolerance", type=float, default=0.3, help="points of accuracy that storing may change (0.3)")
     p.add_argument("--url", default="", help="where the weights will lie, if not in the package")
-    p.add_argument("--box", type=Path, default=BOX, help="folder of cards (default: the package's)")
+    p.add_argument("--cards", type=Path, default=CARDS, help="folder of cards (default: the package's)")
     p.add_argument("-o", "--output", type=Path, default=PAGE, metavar="FILE", help="default docs/pretrained.md")
     p.add_argument("--page", action="store_true", help="write the page from the cards, and nothing else")
     a = p.parse_args(argv)
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
             if not a.run or not a.name:
                 raise InputError("give a run folder and a name, or --page.")
             print(make(a))
-        write_atomic(a.output, page(a.box).encode())
+        write_atomic(a.output, page(a.cards).encode())
         print(f"page: {a.output}")
     except InputError as error:
         sys.exit(f"tools/pretrained.py: {error}")
@@ -81,12 +81,12 @@ def make(a: argparse.Namespace) -> str:
         check={},
         record=plain(shortened(record)),
     )
-    a.box.mkdir(parents=True, exist_ok=True)
-    file = a.box / f"{a.name}.safetensors"
-    beside = a.box / f"{a.name}.safetensors.new"
-    beside.write_bytes(data)
+    a.cards.mkdir(parents=True, exist_ok=True)
+    file = a.cards / f"{a.name}.safetensors"
+    unchecked = a.cards / f"{a.name}.safetensors.new"
+    unchecked.write_bytes(data)
     try:
-        checked = Card(**{**card.to_dict(), "folder": a.box, "weights": {**weights, "file": beside.name}})
+        checked = Card(**{**card.to_dict(), "folder": a.cards, "weights": {**weights, "file": unchecked.name}})
         checked.weights.pop("url", None)  # type: ignore[attr-defined]
         stored = create_model(card.model, pretrained=checked)
         check = compare(trained, stored, a.data_dir)
@@ -99,11 +99,11 @@ def make(a: argparse.Namespace) -> str:
         here, then = check["trained"]["accuracy"], record.final["test_accuracy"]
         if abs(here - then) > 0.002:
             raise InputError(f"the run's weights score {here:.4f} here and {then:.4f} in its record. Check the data.")
-        beside.replace(file)
+        unchecked.replace(file)
     finally:
-        beside.unlink(missing_ok=True)
+        unchecked.unlink(missing_ok=True)
     check["before"] = before(record, a.name)
-    write_atomic(a.box / f"{a.name}.json", canonical({**card.to_dict(), "check": check}))
+    write_atomic(a.cards / f"{a.name}.json", canonical({**card.to_dict(), "check": check}))
     return (
         f"{file}: {len(data):,} bytes, {100 * check['stored']['accuracy']:.2f} % stored, "
         f"{100 * check['trained']['accuracy']:.2f} % as trained, "
@@ -157,36 +157,36 @@ def before(record: RunRecord, name: str) -> list[dict[str, Any]]:
         if start_card != name:
             found = {"sha256": card.weights["sha256"], "accuracy": card.check["stored"]["accuracy"]}
             return [{"card": start_card, **found}]
-        return [*card.check["before"], _told(dict(card.record))]
+        return [*card.check["before"], _shortened_run(dict(card.record))]
     if not (Path(start) / "record.json").is_file():
         raise InputError(
             f"the run started from {start}, which is no run folder. A card names what its weights come from."
         )
     first = read_record(Path(start) / "record.json")
-    return [*before(first, name), _told(first.to_dict())]
+    return [*before(first, name), _shortened_run(first.to_dict())]
 
 
-def _told(record: dict[str, Any]) -> dict[str, Any]:
+def _shortened_run(record: dict[str, Any]) -> dict[str, Any]:
     """Of a run that came before: what it was and how it ended."""
-    told: dict[str, Any] = plain({k: v for k, v in record.items() if k in ("config", "final", "clock", "seeds")})
-    return told
+    found: dict[str, Any] = plain({k: v for k, v in record.items() if k in ("config", "final", "clock", "seeds")})
+    return found
 
 
 def plain(value: Any) -> Any:
-    """Without the folders of the machine that ran it; the name of a trained network in the box stays."""
+    """Without the folders of the machine that ran it; the name of a bundled network stays."""
     if isinstance(value, dict):
         named = {"weights": value["weights"]} if value.get("weights") in pretrained.list_pretrained() else {}
         return {k: plain(v) if k not in PRIVATE else "" for k, v in value.items()} | named
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def page(box: Path) -> str:
+def page(folder: Path) -> str:
     """docs/pretrained.md from the cards in a folder."""
-    cards = [pretrained.pretrained_card(str(path)) for path in sorted(box.glob("*.json"))]
+    cards = [pretrained.pretrained_card(str(path)) for path in sorted(folder.glob("*.json"))]
     head = [
         "# Trained networks",
         "",
-        "`python tools/pretrained.py` writes this page from the model cards in the package.",
+        "`python -m tools.pretrained` writes this page from the model cards in the package.",
         "",
         "```python",
         *([] if cards else ["# not run by the tests: the weights are not there yet"]),
@@ -230,14 +230,14 @@ def section(c: Card) -> list[str]:
     cards = [e for e in c.check["before"] if "card" in e]
     earlier = [e for e in c.check["before"] if "card" not in e]
     hours = sum(run["clock"]["elapsed_s"] for run in (*earlier, r)) / 3600
-    told = [f"from {_age(e)}the weights of `{e['card']}` ({100 * e['accuracy']:.2f} %): " for e in cards]
+    starts_from = [f"from {_age(e)}the weights of `{e['card']}` ({100 * e['accuracy']:.2f} %): " for e in cards]
     runs = [e["config"] for e in earlier]
-    told += [f"{e['train']['epochs']} epochs at T={e['model']['num_steps']}, then " for e in runs]
+    starts_from += [f"{e['train']['epochs']} epochs at T={e['model']['num_steps']}, then " for e in runs]
     rows = {
         "data": f"{r['data']['name']}, {train['samples']:,} training and {r['data']['test']['samples']:,} test samples",
         "network": f"{c.model}, width_mult {c.options['width_mult']:g}, T={c.options['num_steps']}, "
         f"{r['network']['parameters']:,} parameters",
-        "recipe": f"{config['method']}, {''.join(told)}{config['train']['epochs']} epochs, "
+        "recipe": f"{config['method']}, {''.join(starts_from)}{config['train']['epochs']} epochs, "
         f"batch {config['train']['batch_size']}, {' '.join(config['data']['augment']) or 'no augmentation'}",
         "optimizer": f"{config['optim']['name']} {config['optim']['lr']:g}, {config['optim']['schedule']}, "
         f"weight decay {config['optim']['weight_decay']:g}",
@@ -277,7 +277,7 @@ def _age(start: dict[str, Any]) -> str:
 
 def differences(config: dict[str, Any], num_steps: int) -> str:
     """The command's options: the preset of the network at this T, and what differs from it."""
-    preset = f"{config['data']['name']}-{config['model']['name']}-t{num_steps}"
+    preset = f"{config['data']['name']}-{config['model']['name']}"
     try:
         base = read_preset(preset)
     except InputError:
@@ -302,15 +302,15 @@ HOW = [
     "",
     *paragraph(
         "Weights are safetensors files: tensors and nothing that could run. Synapses are float16, or int8 with a "
-        "factor per output channel; norms, decays and biases stay float32. The card beside them is JSON and holds the "
+        "factor per output channel; norms, decays and biases stay float32. The card next to them is JSON and holds the "
         "sha256 of the weights and the whole run record. Both are checked each time they are read. A rounded weight "
         "moves a spike that lay at the threshold, and those behind it: single answers change, the accuracy hardly."
     ),
     "## Of your own",
     "",
     *paragraph(
-        "`python tools/pretrained.py RUN_DIR NAME` makes card and weights from a finished run, scores the stored "
-        "weights on the whole test set, and refuses where they lose more than 0.3 points. `--box DIR` writes them "
+        "`python -m tools.pretrained RUN_DIR NAME` makes card and weights from a finished run, scores the stored "
+        "weights on the whole test set, and refuses where they lose more than 0.3 points. `--cards DIR` writes them "
         'elsewhere; `create_model(model, pretrained="DIR/NAME.json")`, `predict --pretrained DIR/NAME.json` and '
         "`evaluate` take the card's path."
     ),
@@ -320,9 +320,9 @@ HOW = [
         "refused, and what was fetched stays in the cache folder (`mpd-agl info` names it)."
     ),
     *paragraph(
-        "`create_model(model, pretrained=NAME, num_classes=37)` keeps everything but the readout, which is drawn "
-        "anew: for training on classes of your own. So does `mpd-agl train --model.weights NAME`, which continues from "
-        "such weights on any data set of colour images."
+        "`create_model(model, pretrained=NAME, num_classes=37)` keeps everything but the readout, which is initialised "
+        "again: for training on classes of your own. So does `mpd-agl train --model.weights NAME`, which continues "
+        "from such weights on any data set of colour images."
     )[:-1],
 ]
 

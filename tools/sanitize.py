@@ -53,7 +53,7 @@ def run(kind: str, tests: list[str]) -> int:
     # ThreadSanitizer needs addresses where it expects them, so they are not randomised.
     command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "pytest", "-q", "-x", "--capture=sys"]
     print(f"-fsanitize={kind}", flush=True)
-    chosen = ["-k", "not compiled and not openmp", *(tests or ["tests/kernels"])]
+    chosen = ["-k", "not compiled and not openmp", *(tests or ["tests/ops"])]
     return subprocess.run([*command, *chosen], cwd=ROOT, env=environment).returncode
 
 

@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     at = page.file.src_uri
     here = posixpath.dirname(at)
     moved = {v: k for k, v in PAGES.items()} | {v: k for k, v in examples().items()}
-    # Where the text stands in the repository: docs/x.md, or the file that a page was made of.
+    # Where the text is in the repository: docs/x.md, or the file that a page was made of.
     origin = posixpath.dirname(moved[at]) if at in moved and at != "index.md" else posixpath.join("docs", here)
     known = PAGES | examples()
 

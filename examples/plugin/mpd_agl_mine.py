@@ -2,6 +2,8 @@
 
     pip install ./examples/plugin
     mpd-agl train --method mine --model.name two-layers --data.name stripes --train.epochs 3
+    mpd-agl train --method mine --model.reach 3 --model.name two-layers --model.stride 1 \\
+        --data.name stripes --data.noise 40
 
 The last lines of this file register them. Each is an object that you can also pass from Python without any registry.
 """
@@ -12,12 +14,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mpd_agl.core import Surrogate, register_surrogate
 from mpd_agl.data import ArraySet, DataSet, LoadOptions, register_dataset
 from mpd_agl.models import Network, NetworkOptions, register_model
 from mpd_agl.nn import PLIF, Method, Potential, Readout, Width, register_method
+from mpd_agl.options import ConfigTable
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,21 @@ class Cosine(Surrogate):
         return (1 + r + torch.sin(math.pi * r) / math.pi) / 2
 
 
+class MineOptions(ConfigTable):
+    """What the method can be asked for; a run's [model] takes it."""
+
+    reach: float = Field(default=2.0, gt=0)
+    """The width, in distances of the potentials from the threshold."""
+
+
 class DistanceWidth(Width):
-    """kappa_t is twice the root mean square distance of this batch's potentials from the threshold."""
+    """kappa_t is `reach` times the root mean square distance of this batch's potentials from the threshold."""
 
     needs_batch = True  # the layer measures the potentials before every training pass
+
+    def __init__(self, reach: float = 2.0) -> None:
+        super().__init__()
+        self.reach = reach
 
     @torch.no_grad()
     def forward(self, potential: Potential) -> Tensor:
@@ -48,10 +63,10 @@ class DistanceWidth(Width):
         v_th = potential.threshold
         if potential.batch is None:  # outside of training, for example for a plot
             mean_T, std_T = potential.moments("exact")
-            return 2 * ((mean_T - v_th).square() + std_T.square()).sqrt()
+            return self.reach * ((mean_T - v_th).square() + std_T.square()).sqrt()
         mean_T = potential.batch.sum_T / potential.batch.values
         square_T = potential.batch.square_T / potential.batch.values
-        return 2 * (square_T - 2 * v_th * mean_T + v_th**2).sqrt().float()
+        return self.reach * (square_T - 2 * v_th * mean_T + v_th**2).sqrt().float()
 
 
 MINE = Method(
@@ -59,18 +74,26 @@ MINE = Method(
     neuron=PLIF,
     width=DistanceWidth,
     surrogate=Cosine(),
-    about="twice the distance of the potentials from the threshold",
+    options=MineOptions,
+    about="by the distance of the potentials from the threshold",
 )
+
+
+class TwoLayersOptions(NetworkOptions):
+    """What this network can be asked for besides what all can."""
+
+    stride: int = Field(default=2, ge=1, le=4)
+    """Of the second convolution."""
 
 
 class TwoLayers(Network):
     """Two convolutions and the readout."""
 
-    def __init__(self, options: NetworkOptions) -> None:
+    def __init__(self, options: TwoLayersOptions) -> None:
         super().__init__("two-layers", options)
         channels = options.channels(16)
         self.conv1 = self.conv(options.in_channels, channels)
-        self.conv2 = self.conv(channels, channels, stride=2)
+        self.conv2 = self.conv(channels, channels, stride=options.stride)
         self.readout = Readout(channels, options.num_classes)
 
     def run(self, x_SNCHW: Tensor, num_steps: int) -> Tensor:
@@ -80,19 +103,27 @@ class TwoLayers(Network):
         return logits_TNK
 
 
+class StripesOptions(ConfigTable):
+    """What the data set can be asked for; a run's [data] takes it."""
+
+    noise: float = Field(default=20.0, ge=0)
+    """Standard deviation of the noise on each pixel, of 255."""
+
+
 SAMPLES = {"train": 400, "test": 100}
 CLASSES = ("horizontal", "vertical")
 
 
 def read_stripes(split: str, options: LoadOptions) -> ArraySet:
     """Noisy stripes, drawn from a fixed seed; a reader of files would look into `options.data_dir`."""
+    noise = options.own.noise if isinstance(options.own, StripesOptions) else StripesOptions().noise
     rng = np.random.default_rng(0 if split == "train" else 1)
     count = SAMPLES[split]
     y_N = rng.integers(0, 2, count)
     wave_N12 = 128 + 100 * np.sin(2 * np.pi * (np.arange(12) / 4 + rng.random((count, 1))))
     x_NHW = np.repeat(wave_N12[:, :, None], 12, axis=2)
     x_NHW[y_N == 1] = x_NHW[y_N == 1].transpose(0, 2, 1)
-    noisy = (x_NHW + rng.normal(0, 20, x_NHW.shape)).clip(0, 255).astype(np.uint8)
+    noisy = (x_NHW + rng.normal(0, noise, x_NHW.shape)).clip(0, 255).astype(np.uint8)
     return ArraySet(
         name="stripes",
         split=split,
@@ -113,6 +144,7 @@ STRIPES = DataSet(
     counts=SAMPLES,
     mean=(0.5,),
     std=(0.29,),
+    options=StripesOptions,
     read=read_stripes,
 )
 
@@ -121,5 +153,11 @@ def register() -> None:
     """mpd-agl calls this once per process (see the entry point in pyproject.toml)."""
     register_surrogate(Cosine())
     register_method(MINE)
-    register_model("two-layers", TwoLayers, defaults={"in_channels": 1, "image_size": 12}, about="two convolutions")
+    register_model(
+        "two-layers",
+        TwoLayers,
+        defaults={"in_channels": 1, "image_size": 12},
+        about="two convolutions",
+        options=TwoLayersOptions,
+    )
     register_dataset(STRIPES)

@@ -5,7 +5,14 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """Bad input. The message is one sentence for a person; the command line prints it without a traceback."""
+    """Bad input. The message is one sentence for a person; the command line prints it without a traceback.
+
+    `code` says which mistake it is, for programs and tests: they read it, and never the sentence.
+    """
+
+    def __init__(self, message: str, code: str = "input") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def unknown_name(kind: str, got: object, known: Iterable[str]) -> InputError:
@@ -17,4 +24,4 @@ def unknown_name(kind: str, got: object, known: Iterable[str]) -> InputError:
     names = sorted(known)
     near = get_close_matches(str(got), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InputError(f"unknown {kind} {got!r}.{hint} Known: {', '.join(names)}.")
+    return InputError(f"unknown {kind} {got!r}.{hint} Known: {', '.join(names)}.", "unknown-name")

@@ -11,10 +11,10 @@ from torch import nn
 from mpd_agl import core
 from mpd_agl.adaptation import adapt, release
 from mpd_agl.adaptation.norms import folded_norms
-from mpd_agl.adaptation.synapses import FastSynapse, difference, fast_synapses
+from mpd_agl.adaptation.synapses import FastSynapse, agrees, fast_synapses
 from mpd_agl.diagnosis import Monitor
 from mpd_agl.errors import InputError
-from mpd_agl.ops.conv.convolution import Ways
+from mpd_agl.ops.conv import event
 from tests.adaptation.peers import peer
 
 peer("spikingjelly")
@@ -104,27 +104,27 @@ def test_a_still_image_is_convolved_once():
     assert [s[0] for s in seen] == [N, T * N, T * N]
 
 
-def test_each_way_gives_the_same_and_a_wrong_one_is_found(monkeypatch):
+def test_a_synapse_that_computes_something_else_is_found(monkeypatch):
     net = residual().float()
-    synapse = FastSynapse(net.conv2, "auto")
     x = (torch.rand(T, N, 16, 8, 8) < 0.2).float()
-    assert difference(synapse, x) is None
-    monkeypatch.setattr("mpd_agl.ops.conv.convolution.active.forward", lambda *a: torch.zeros(N, 16, 8, 8))
-    assert "forward pass differs by 1.0e+00 of its size when it is computed event" in difference(synapse, x)
+    for impl in ("auto", "event", "dense"):
+        assert agrees(FastSynapse(net.conv2, impl), x)
+    monkeypatch.setattr(event, "forward", lambda *a: torch.zeros(N, 16, 8, 8))
+    assert not agrees(FastSynapse(net.conv2, "event"), x)
 
 
-def test_synapses_choose_and_dense_ones_do_not():
+def test_synapses_compute_as_they_are_asked():
     net, x = residual().float(), images(True).float()
     adapt(net, x, calibrate=False, fuse=True)
     step(net, x)
-    assert isinstance(fast_synapses(net)["conv2"].choice.ways, Ways)
+    assert {s.conv_impl for s in fast_synapses(net).values()} == {"auto"}
     release(net)
     assert not fast_synapses(net)
     assert not folded_norms(net)
     assert all("forward" not in vars(m) for m in net.modules())
     adapt(net, x, calibrate=False, fuse="dense")
     step(net, x)
-    assert all(s.choice is None for s in fast_synapses(net).values())
+    assert {s.conv_impl for s in fast_synapses(net).values()} == {"dense"}
     with pytest.raises(InputError, match="unknown fuse 'fast'"):
         adapt(residual().float(), x, fuse="fast")
 

@@ -1,7 +1,7 @@
-"""`mpd-agl bench`: who computes what others do, what a ratio needs, what is left out. No test times anything."""
+"""`python -m benchmarks`: who computes what others do, what a ratio needs, what is left out. No test times anything."""
 
 import json
-import shutil
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,14 +9,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from benchmarks.workload import Workload
 
-from benchmarks import compare, contenders, equivalence, growth, peers, plot, timing
-from mpd_agl.cli import bench as command
-from mpd_agl.cli import completion, main
+from benchmarks import command, compare, contenders, equivalence, growth, overview, peers, timing
+from benchmarks.workload import Workload
 from mpd_agl.errors import InputError
 from mpd_agl.nn import SpikingBlock
-from mpd_agl.report import draw
 
 SMALL = Workload(width_mult=0.0625, batch=4, image_size=16, threads=1)
 MODELS = [SMALL, Workload(model="vggsnn", width_mult=0.0625, num_steps=3, batch=4, image_size=16, threads=1)]
@@ -27,7 +24,7 @@ def infer(setting):
 
 
 @pytest.mark.parametrize("setting", [*MODELS, *map(infer, MODELS)], ids=lambda s: f"{s.work}-{s.model}")
-@pytest.mark.parametrize("name", ["ours", "native", "eager", "spikingjelly", "snntorch"])
+@pytest.mark.parametrize("name", ["mpd_agl", "native", "recompute", "eager", "spikingjelly", "snntorch"])
 def test_a_contender_fires_where_the_reference_does(name, setting):
     if why := contenders.why_not(name, setting):
         pytest.skip(why)
@@ -56,8 +53,8 @@ def test_another_weight_or_decay_is_seen(name):
 
 
 @pytest.mark.skipif(find_spec("spikingjelly") is None, reason="SpikingJelly is not installed")
-def test_spikingjelly_gives_our_gradients_where_the_width_is_fixed():
-    """Method `trainable-decay` is what SpikingJelly can do: its gradients are ours, in float64."""
+def test_spikingjelly_gives_the_same_gradients_where_the_width_is_fixed():
+    """Method `trainable-decay` is what SpikingJelly can do: its gradients are the same in float64."""
     setting = replace(SMALL, method="trainable-decay")
     ours = equivalence.reference(contenders.network(setting))
     theirs = peers.rebuild(contenders.network(setting), "spikingjelly").double()
@@ -102,7 +99,7 @@ def record(agrees=True):
     agreement = {n: {"agrees": True, "how": "", "differ": 0.0, "worst": 0.0} for n in running}
     agreement["ann"]["agrees"] = agrees
     return {
-        "what": "mpd-agl bench train",
+        "what": "python -m benchmarks train",
         "setting": SMALL.to_dict(),
         "rounds": 2,
         "contenders": {n: compare.summary(p, 4, agreement[n]) for n, p in running.items()},
@@ -170,15 +167,13 @@ def test_a_contender_that_dies_in_a_round_is_left_out_and_the_others_stay(monkey
         compare.compare(SMALL, ["eager"], rounds=1, note=lambda text: None)
 
 
-def test_figures_are_drawn():
-    assert draw.svg_file(plot.bars(record())).startswith(b"<?xml")
+def test_growth_is_the_ratio_of_its_ends():
     one = record()
     points = [
         {"axis": axis, "value": v, "setting": one["setting"], "contenders": one["contenders"]}
         for axis in ("num_steps", "width_mult")
         for v in (1, 2, 16)
     ]
-    assert b"memory of a step" in draw.svg_file(plot.curves({"points": points}))
     assert growth.ends({"points": points})[0][:3] == ("native", 2, 16)
 
 
@@ -188,8 +183,6 @@ def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypat
     assert [v for a, v, _ in growth.points(infer(SMALL), ["batch"])] == [1, 4, 16, 64, 256]
     assert {s.num_steps for a, _, s in sweep if a != "num_steps"} == {2}
     assert [v for a, v, _ in sweep if a == "width_mult"] == [0.125, 0.25, 0.5, 1.0]
-    assert [v for _, v, _ in growth.points(infer(SMALL), ["batch"], largest=20)] == [1, 4, 16, 20]
-    assert [v for _, v, _ in growth.points(SMALL, ["batch"], largest=2)] == [2]
     assert len(growth.points(SMALL, list(growth.AXES), quick=True)) == 8
     asked = []
 
@@ -213,9 +206,9 @@ def test_a_sweep_moves_one_axis_and_goes_on_where_it_stopped(tmp_path, monkeypat
 
 def test_one_real_comparison(tmp_path, capsys):
     out = tmp_path / "record.json"
-    argv = ["bench", "infer", "--model", "cnn8", "--width-mult", "0.0625", "--image-size", "8", "--batch", "2"]
+    argv = ["infer", "--model", "cnn8", "--width-mult", "0.0625", "--image-size", "8", "--batch", "2"]
     argv += ["--quick", "--threads", "1", "--contenders", "eager", "-o", str(out)]
-    assert main(argv) == 0
+    assert command.run(argv) == 0
     found = json.loads(out.read_text())
     assert Workload.from_dict(found["setting"]).work == "infer"
     assert found["ratios"]["base"] == "eager"
@@ -234,20 +227,44 @@ def test_one_real_comparison(tmp_path, capsys):
         (["infer", "--width-mult", "0"], "width_mult must be positive"),
         (["growth", "--axes", "steps"], "unknown axis 'steps'"),
         (["train", "-o", "/no/such/folder/a.json"], "is not there"),
-        (["train", "--plot", "a.png"], ".svg or .pdf"),
+        (["train", "--release", "/no/such/folder"], "holds no package mpd_agl"),
+        (["gpu", "--device", "tpu"], "--device must be auto, cuda or cpu"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(argv, said, capsys):
-    assert main(["bench", *argv]) == 2
-    assert said in capsys.readouterr().err
+def test_mistakes_are_answered_in_a_sentence(argv, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        command.run(argv)
 
 
-@pytest.mark.parametrize(("work", "own"), [("train", "--contenders"), ("growth", "--axes"), ("active", "--rates")])
-def test_each_subcommand_has_its_own_help(work, own, capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", work, "--help"])
-    said = capsys.readouterr().out
-    assert [o for o in ("--contenders", "--axes", "--rates") if o in said][-1] == own
+def test_another_installation_runs_by_its_public_names(tmp_path):
+    """Its own package is found before this tree's; a loss that differs gets no ratio."""
+    other = tmp_path / "mpd_agl"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "models.py").write_text(
+        "import torch, types\n"
+        "class Net(torch.nn.Module):\n"
+        "    options = types.SimpleNamespace(in_channels=3, image_size=8, num_classes=10)\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.linear = torch.nn.Linear(192, 10)\n"
+        "    def forward(self, x):\n"
+        "        return self.linear(x.flatten(1)).unsqueeze(0)\n"
+        "def create_model(name, **options):\n"
+        "    return Net()\n"
+    )
+    setting = replace(SMALL, model="cnn8", image_size=8, release=str(tmp_path))
+    found = compare.compare(setting, ["native", "release"], rounds=1, quick=True, note=lambda text: None)
+    assert not found["left_out"]
+    assert not found["contenders"]["release"]["agreement"]["agrees"]
+    assert found["ratios"]["of"]["release"] is None
+    assert str(tmp_path) not in json.dumps(found)
+    same = {"native": process("native", [[1.0]], 1), "release": process("release", [[1.0]], 1)}
+    same["release"].ready = {"losses": [1.0005]}
+    assert compare.same_first_loss(same)["agrees"]
+    same["release"].ready = {"losses": [1.002]}
+    assert not compare.same_first_loss(same)["agrees"]
+    assert contenders.why_not("release", SMALL) == "name its folder with --release FOLDER"
 
 
 def test_a_busy_machine_is_told_by_a_loop_that_is_slower_than_its_best(monkeypatch):
@@ -273,39 +290,24 @@ def test_contenders_are_listed(capsys):
     assert "spikingjelly" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
-@pytest.mark.parametrize(
-    ("words", "offered"), [("bench gro", "growth"), ("bench growth --ax", "--axes"), ("info --j", "--json")]
-)
-def test_completion_knows_subcommands(words, offered):
-    ask = f'COMP_WORDS=(mpd-agl {words}); COMP_CWORD={len(words.split())}; _mpd_agl; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", completion.script() + ask], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [offered]
+def test_every_work_and_contender_is_known():
+    for setting, names in overview.WORKS.values():
+        workload = Workload(**setting)
+        assert all(workload.work in contenders.CONTENDERS[name].works for name in names)
+        assert set(names) <= set(overview.LABELS)
+        assert names[0] == "mpd_agl"
 
 
-def test_methods_are_timed_side_by_side(monkeypatch, capsys):
-    from benchmarks.contenders import build
-    from benchmarks.workload import LOSSES
-
-    from benchmarks import methods
-
-    small = Workload(model="cnn8", width_mult=0.0625, batch=4, image_size=16, threads=1)
-    for loss in LOSSES:
-        work = build("eager", replace(small, method="stbp-tdbn", loss=loss))
-        assert work() > 0
-    for field, values in methods.PARTS.items():
-        for value in values:
-            assert build("eager", replace(small, **{field: value}))() > 0
-    monkeypatch.setattr(methods, "GROUP", 2)
-    asked = ["trsg", "s2nn", "norm=tab", "+distill"]
-    record = methods.measure(small, asked, rounds=1, quick=True, note=lambda text: None)
-    assert list(record["rows"]) == ["mpd-agl", *asked]
-    base = record["rows"]["mpd-agl"]
-    assert (base["time"], base["peak_memory"], base["num_steps"]) == (1.0, 1.0, 2)
-    assert (record["rows"]["s2nn"]["num_steps"], record["rows"]["+distill"]["method"]) == (1, "stbp-tdbn")
-    shown = methods.text(record).splitlines()
-    assert [line.split()[0] for line in shown[2:7]] == list(record["rows"])
-    assert main(["bench", "methods", "--rows", "norm=layer"]) == 2
-    assert "unknown row 'norm=layer'" in capsys.readouterr().err
-    assert main(["bench", "methods", "--rows", "+mse"]) == 2
-    assert "loss" in capsys.readouterr().err
+def test_a_line_says_time_ratio_range_best_and_memory():
+    found = record()
+    assert overview.cell(found, "ann") == "  125.00 ms   2.25x (2.00 to 2.50), best 3.00x, 0 MB"
+    assert overview.cell(found, "snntorch") == "left out"
+    assert overview.cell(found, "convs") == ""
+    assert overview.cell(record(agrees=False), "ann") == "outputs differ"
+    whole = {"works": {"one image": found}, "seconds": 61.2, "hardware": {"cpu": "a processor", "cores": 2}}
+    text = overview.text(whole)
+    assert "ANN at batch T*N" in text
+    assert "The machine was quiet" in text
+    assert text.endswith("Measured in 61 s.")
+    found["slowdown"] = [1.0, 1.6]
+    assert "The machine was busy: a fixed loop took up to 1.60 times its best in 1 of 2 pauses" in overview.text(whole)

@@ -67,7 +67,7 @@ def test_a_runs_own_network_and_test_data(capsys, tmp_path):
     ("args", "sentence"),
     [
         (["energy", "resnet20"], "unknown model 'resnet20'. Did you mean 'resnet19'"),
-        (["energy", "resnet19", "--num-steps", "0"], "num_steps must be a whole number of at least 1, got 0"),
+        (["energy", "resnet19", "--num-steps", "0"], "num_steps must be greater than or equal to 1, got 0"),
         (
             ["energy", "resnet19", "--dataset-shape", "3x32x32"],
             "--dataset-shape must be three whole numbers C,H,W, got '3x32x32'",

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mpd_agl.data import cifar, registry
+from mpd_agl.data import cifar, fileset, registry
 from mpd_agl.data.types import EventStream
 
 PLANE = 3072
@@ -76,12 +76,12 @@ def write_cifar10_sheets(folder: Path, per_batch: int = 10) -> tuple[np.ndarray,
     return x, y
 
 
-def tiny_cifar10(monkeypatch, per_batch: int = 10, **changes) -> registry.OfficialSet:
+def tiny_cifar10(monkeypatch, per_batch: int = 10, **changes) -> fileset.FileSet:
     """The registry's CIFAR-10 with few images and no hashes, unless given."""
     spec = replace(
         registry.get("cifar10"),
         counts={"train": 5 * per_batch, "test": per_batch},
-        **{"sha256": {}, "labels_sha256": {}, "part_sha256": {}, **changes},
+        **{"sha256": {}, "labels_sha256": {}, **changes},
     )
     monkeypatch.setitem(registry.DATASETS, "cifar10", spec)
     return spec
@@ -166,3 +166,24 @@ def zip_of(folder: Path, archive: Path) -> Path:
         for path in sorted(folder.rglob("*")):
             pack.write(path, path.relative_to(folder.parent))
     return archive
+
+
+NMNIST_FOLDERS = {"train": "Train", "test": "Test"}
+
+
+def write_aedat(path: Path, events: EventStream, *, transpose: bool = False) -> None:
+    """As jAER would: the inverse of `recordings.read_aedat`."""
+    column_E, row_E = (events.y_E, events.x_E) if transpose else (events.x_E, events.y_E)
+    words_E2 = np.empty((len(events), 2), ">i4")
+    words_E2[:, 0] = (127 - row_E.astype(int) << 8) | (127 - column_E.astype(int) << 1) | (1 - events.p_E.astype(int))
+    words_E2[:, 1] = events.t_E
+    path.write_bytes(b"#!AER-DAT2.0\r\n# This is a raw AE data file - do not edit\r\n" + words_E2.tobytes())
+
+
+def write_bin(path: Path, events: EventStream) -> None:
+    """N-MNIST's format: the inverse of `recordings.read_bin`."""
+    bytes_E5 = np.empty((len(events), 5), np.uint8)
+    bytes_E5[:, 0], bytes_E5[:, 1] = events.x_E, events.y_E
+    bytes_E5[:, 2] = (events.p_E.astype(int) << 7) | (events.t_E >> 16)
+    bytes_E5[:, 3], bytes_E5[:, 4] = (events.t_E >> 8) & 0xFF, events.t_E & 0xFF
+    path.write_bytes(bytes_E5.tobytes())

@@ -133,6 +133,7 @@ def test_a_sample_depends_on_nothing_but_its_key(steps, shape):
     np.testing.assert_array_equal(np.concatenate(halves), whole)
     mixed = np.random.default_rng(0).permutation(64)
     np.testing.assert_array_equal(run(x[mixed], seed=3, epoch=7, index_N=index[mixed]), whole[mixed])
+    assert run(x[:0], seed=3, epoch=7, index_N=index[:0]).shape == (0, *shape)  # a rank may get none of a batch
     for other in ({"seed": 4, "epoch": 7}, {"seed": 3, "epoch": 8}):
         changed = (run(x, index_N=index, **other) != whole).any(axis=tuple(range(1, whole.ndim)))
         assert changed.mean() > 0.5

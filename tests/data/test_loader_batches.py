@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def frames(n: int = 23) -> ArraySet:
 
 
 def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "mpd-agl-loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mpd-agl-loader")]
 
 
 def everything(batches) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,40 +130,15 @@ def test_any_stop_continues(batch_size, stop, num_workers, drop_last):
     assert [y.tolist() for _, y in rest] == whole[stop:]
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("train", [True, False])
-def test_ranks_share_the_batches_of_one_process(world, train):
-    data = images()
-    alone = Loader(data, batch_size=20, seed=0, train=train, augment="cifar")
-    ranks = [
-        Loader(data, batch_size=20, seed=0, train=train, augment="cifar", rank=r, world_size=world)
-        for r in range(world)
-    ]
-    for (x, y), *parts in zip(alone.epoch(2), *(loader.epoch(2) for loader in ranks), strict=True):
-        assert torch.equal(torch.cat([part[0] for part in parts]), x)
-        assert torch.equal(torch.cat([part[1] for part in parts]), y)
-
-
-@pytest.mark.parametrize("num_workers", range(5))
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_order_and_augmentation_do_not_know_ranks_or_workers(world, num_workers):
+def test_order_and_augmentation_do_not_know_ranks_or_workers(world, num_workers, train):
     """103 samples in batches of 20: the last has 3, and of 4 ranks one gets none. Ranks join in mid-epoch."""
     data, parts = images(), 2
-    alone = Loader(data, batch_size=20, seed=5, train=True, augment="cifar", num_workers=0, parts=parts)
-    ranks = [
-        Loader(
-            data,
-            batch_size=20,
-            seed=5,
-            train=True,
-            augment="cifar",
-            num_workers=num_workers,
-            rank=rank,
-            world_size=world,
-            parts=parts,
-        ).epoch(3, start_step=2)
-        for rank in range(world)
-    ]
+    alone = Loader(data, batch_size=20, seed=5, train=train, augment="cifar", num_workers=0, parts=parts)
+    how = {"batch_size": 20, "seed": 5, "train": train, "augment": "cifar", "parts": parts, "world_size": world}
+    ranks = [Loader(data, num_workers=num_workers, rank=rank, **how).epoch(3, start_step=2) for rank in range(world)]
     for (x, y), *shares in zip(alone.epoch(3, start_step=2), *ranks, strict=True):
         sizes = [part_sizes(len(y), parts, rank, world) for rank in range(world)]
         pieces = [
@@ -208,19 +184,11 @@ def test_an_error_of_the_worker_arrives_where_its_batch_would():
     assert not workers()
 
 
-def test_a_worker_that_dies_silently_is_an_error_not_a_wait(monkeypatch):
-    monkeypatch.setattr("mpd_agl.data.loader._work", lambda *parts: None)
-    with pytest.raises(RuntimeError, match="worker ended before batch 0"):
-        next(Loader(images(), batch_size=10, seed=0, train=False).epoch(0))
-
-
 def test_a_memory_mapped_set_is_not_copied(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, images(2000).x)
     mapped = np.load(path, mmap_mode="r")
-    data = images(2000)
-    data = ArraySet(**{**data.__dict__, "x": mapped})
-    loader = Loader(data, batch_size=50, seed=0, train=True, augment="cifar")
+    loader = Loader(replace(images(2000), x=mapped), batch_size=50, seed=0, train=True, augment="cifar")
     assert loader.dataset.x is mapped
     before = set(threading.enumerate())
     with loader.epoch(0) as batches:
@@ -234,7 +202,6 @@ def test_a_memory_mapped_set_is_not_copied(tmp_path):
     [
         ({"batch_size": 0}, "batch size must be at least 1, got 0"),
         ({"num_workers": 17}, "0 to 16 workers, got 17"),
-        ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1, got 2"),
         ({"batch_size": 2, "world_size": 3}, "cannot be shared by 3 processes"),
         ({"batch_size": 200, "drop_last": True}, "103 samples, fewer than a batch of 200"),
         ({"augment": ("crp",)}, "Did you mean 'crop'"),
@@ -246,17 +213,10 @@ def test_bad_arguments_are_refused(change, message):
         Loader(images(), **{"batch_size": 20, "seed": 0, "train": True, **change})
 
 
-def test_bad_sets_and_steps_are_refused():
+def test_sets_and_steps_that_do_not_fit_are_refused():
     data = images()
-    for change, message in (
-        ({"x": data.x.astype(np.float32)}, "needs uint8"),
-        ({"y": data.y[:5]}, "103 labels|5 labels"),
-        ({"x": data.x[:0], "y": data.y[:0]}, "0 samples, fewer than a batch of 5"),
-        ({"mean": (0.5,)}, "one of each per channel"),
-        ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            Loader(ArraySet(**{**data.__dict__, **change}), batch_size=5, seed=0, train=True)
+    with pytest.raises(InputError, match="0 samples, fewer than a batch of 5"):
+        Loader(replace(data, x=data.x[:0], y=data.y[:0]), batch_size=5, seed=0, train=True)
     with pytest.raises(InputError, match="leave it out for event frames"):
         Loader(frames(), batch_size=5, seed=0, train=True, augment="cifar")
     with pytest.raises(InputError, match="start_step must be from 0 to 21, got 22"):

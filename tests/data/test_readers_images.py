@@ -1,12 +1,15 @@
 import gzip
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mpd_agl.data import cifar, idx, mnist5k, registry, store, tinyimagenet
+from mpd_agl.data import cifar, mnist5k, registry, store, tinyimagenet
+from mpd_agl.data.load import load_dataset
+from mpd_agl.data.types import LoadOptions
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import (
     WNIDS,
@@ -22,44 +25,23 @@ from tests.data.samplefiles import (
     write_tinyimagenet,
 )
 
-TEN = registry.get("cifar10").classes
+
+def read(name, folder, **changes):
+    """Find and open a published set; `changes` of its description."""
+    spec = replace(registry.get(name), **changes)
+    return spec.required_in(folder, LoadOptions()).read()
 
 
 def read_cifar10(folder):
-    form, place = cifar.find(folder, cifar.CIFAR10)
-    return form, cifar.read(form, place, cifar.CIFAR10, TEN)
+    return read("cifar10", folder)
+
+
+def as_pixels(data):
+    return store.Pixels(shape=data.x.shape, y_N=data.y, classes=data.classes, parts=lambda: [("x", data.x)], origin="o")
 
 
 def pixels(split: store.Pixels) -> np.ndarray:
     return np.concatenate([x for _, x in split.parts()])
-
-
-@pytest.mark.parametrize(
-    ("form", "write"),
-    [("python", write_cifar10_python), ("binary", write_cifar10_binary), ("sheets", write_cifar10_sheets)],
-)
-def test_each_form_of_cifar10_gives_the_same_images(tmp_path, form, write):
-    x, y = write(tmp_path / "files")
-    found, splits = read_cifar10(tmp_path / "files")
-    assert found == form
-    np.testing.assert_array_equal(pixels(splits["train"]), x[:50])
-    np.testing.assert_array_equal(pixels(splits["test"]), x[50:])
-    np.testing.assert_array_equal(splits["train"].y_N, y[:50])
-    np.testing.assert_array_equal(splits["test"].y_N, y[50:])
-    assert [name.rsplit("/", 1)[1].split(".")[0] for name, _ in splits["train"].parts()] == [
-        f"data_batch_{i}" for i in range(1, 6)
-    ]
-
-
-def test_the_official_subfolder_is_found(tmp_path):
-    for name, write in (
-        ("cifar-10-batches-py", write_cifar10_python),
-        ("cifar-10-batches-bin", write_cifar10_binary),
-        ("package", write_cifar10_sheets),
-    ):
-        write(tmp_path / name / name)
-        assert cifar.find(tmp_path / name, cifar.CIFAR10)[1] == tmp_path / name / name
-    assert cifar.find(tmp_path, cifar.CIFAR10) is None
 
 
 def write_cifar100(folder, form):
@@ -84,8 +66,7 @@ def write_cifar100(folder, form):
 @pytest.mark.parametrize("form", ["python", "binary"])
 def test_cifar100_reads_fine_labels(tmp_path, form):
     x, fine = write_cifar100(tmp_path / "c", form)
-    found, place = cifar.find(tmp_path / "c", cifar.CIFAR100)
-    splits = cifar.read(found, place, cifar.CIFAR100, registry.get("cifar100").classes)
+    splits = read("cifar100", tmp_path / "c")
     np.testing.assert_array_equal(splits["train"].y_N, fine[:20])
     np.testing.assert_array_equal(pixels(splits["test"]), x[20:])
 
@@ -111,7 +92,7 @@ def test_a_label_out_of_range_is_refused_by_name(tmp_path, changes, reason):
 def test_a_missing_batch_is_named(tmp_path):
     write_cifar10_python(tmp_path)
     (tmp_path / "data_batch_4").unlink()
-    with pytest.raises(InputError, match="there is no file data_batch_4"):
+    with pytest.raises(InputError, match="is incomplete: there is no data_batch_4"):
         read_cifar10(tmp_path)
 
 
@@ -141,14 +122,19 @@ def test_wrong_sheets_are_refused(tmp_path):
     ):
         sheet.write_bytes(content)
         with pytest.raises(InputError, match=rf"test_batch\.png is {reason}"):
-            pixels(read_cifar10(tmp_path)[1]["test"])
+            pixels(read_cifar10(tmp_path)["test"])
     Image.new("L", (1024, 10)).save(sheet)
     with pytest.raises(InputError, match="is a L image 1024 wide, expected RGB"):
-        pixels(read_cifar10(tmp_path)[1]["test"])
+        pixels(read_cifar10(tmp_path)["test"])
     Image.new("RGB", (1023, 10)).save(sheet)
     with pytest.raises(InputError, match="1023 wide"):
-        pixels(read_cifar10(tmp_path)[1]["test"])
-    for labels, reason in (("{", "no list of labels"), ('["a"]', "no list"), (json.dumps([11] * 10), "the label 11")):
+        pixels(read_cifar10(tmp_path)["test"])
+    for labels, reason in (
+        ("{", "no list of labels"),
+        ('["a"]', "one integer per sample"),
+        ("[[1, 2]]", "no list"),
+        (json.dumps([11] * 10), "the label 11"),
+    ):
         (tmp_path / "test_lables.json").write_text(labels)
         with pytest.raises(InputError, match=reason):
             read_cifar10(tmp_path)
@@ -157,7 +143,7 @@ def test_wrong_sheets_are_refused(tmp_path):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_are_read(tmp_path, zipped):
     wrote = write_mnist(tmp_path, zipped)
-    splits = idx.read(idx.find(tmp_path), TEN)
+    splits = read("mnist", tmp_path)
     for split, (x, y) in wrote.items():
         np.testing.assert_array_equal(pixels(splits[split])[..., 0], x)
         np.testing.assert_array_equal(splits[split].y_N, y)
@@ -173,8 +159,8 @@ def test_idx_files_are_read(tmp_path, zipped):
         (idx_bytes(np.zeros((30, 28, 28), np.uint8))[:-1], "has 23,535 bytes, its header says 23,536"),
         (idx_bytes(np.zeros((30, 28, 28), np.uint8)) + b"1", "its header says 23,536"),
         (idx_bytes(np.zeros((0, 28, 28), np.uint8)), "cut short or damaged"),
-        (idx_bytes(np.zeros((30, 28, 27), np.uint8)), "images of 28x27 pixels"),
-        (idx_bytes(np.zeros((29, 28, 28), np.uint8)), "holds 29 images, .* 30 labels"),
+        (idx_bytes(np.zeros((30, 28, 27), np.uint8)), "30 images of 28x27 pixels, expected 30 .* of 28x28"),
+        (idx_bytes(np.zeros((29, 28, 28), np.uint8)), "holds 29 images .* expected 30"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 12, "its header says"),
     ],
 )
@@ -182,7 +168,7 @@ def test_wrong_idx_images_are_refused(tmp_path, content, reason):
     write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
     with pytest.raises(InputError, match=rf"train-images-idx3-ubyte\.gz .*{reason}"):
-        idx.read(tmp_path, TEN)
+        read("mnist", tmp_path)
 
 
 def test_wrong_idx_labels_and_damaged_gzip_are_refused(tmp_path):
@@ -190,20 +176,20 @@ def test_wrong_idx_labels_and_damaged_gzip_are_refused(tmp_path):
     path = tmp_path / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(idx_bytes(np.arange(20) % 11)))
     with pytest.raises(InputError, match=r"holds the label 10, outside 0..9"):
-        idx.read(tmp_path, TEN)
+        read("mnist", tmp_path)
     content = bytearray(gzip.compress(idx_bytes(np.arange(20) % 10)))
     content[-5] ^= 1  # the checksum
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read"):
-        idx.read(tmp_path, TEN)
+        read("mnist", tmp_path)
     path.unlink()
-    with pytest.raises(InputError, match=r"there is no t10k-labels-idx1-ubyte\[\.gz\]"):
-        idx.read(tmp_path, TEN)
+    with pytest.raises(InputError, match=r"there is no t10k-labels-idx\*-ubyte\[\.gz\]"):
+        read("mnist", tmp_path)
 
 
 def test_tinyimagenet_orders_by_class_and_number_and_makes_grey_images_rgb(tmp_path):
     write_tinyimagenet(tmp_path)
-    splits = tinyimagenet.read(tinyimagenet.find(tmp_path), 3)
+    splits = read("tinyimagenet", tmp_path, num_classes=3)
     train, test = splits["train"], splits["test"]
     assert train.classes == ("word 1", "word 2", "word 3")
     np.testing.assert_array_equal(train.y_N, np.repeat([0, 1, 2], 12))
@@ -231,7 +217,7 @@ def test_a_wrong_image_is_refused_by_name(tmp_path, content, reason):
     write_tinyimagenet(tmp_path)
     (tmp_path / "train" / WNIDS[0] / "images" / f"{WNIDS[0]}_3.JPEG").write_bytes(content)
     with pytest.raises(InputError, match=rf"n00000003_3\.JPEG is .*{reason}"):
-        pixels(tinyimagenet.read(tmp_path, 3)["train"])
+        pixels(read("tinyimagenet", tmp_path, num_classes=3)["train"])
 
 
 def test_a_cmyk_image_is_refused(tmp_path):
@@ -243,28 +229,33 @@ def test_a_cmyk_image_is_refused(tmp_path):
 def test_missing_parts_of_tinyimagenet_are_named(tmp_path):
     write_tinyimagenet(tmp_path)
     with pytest.raises(InputError, match="lists 3 classes, expected 200"):
-        tinyimagenet.read(tmp_path)
+        read("tinyimagenet", tmp_path)
     (tmp_path / "val" / "images" / "val_5.JPEG").unlink()
     with pytest.raises(InputError, match=r"val_5\.JPEG is missing"):
-        tinyimagenet.read(tmp_path, 3)
+        read("tinyimagenet", tmp_path, num_classes=3)
     annotations = tmp_path / "val" / "val_annotations.txt"
     annotations.write_text("val_0.JPEG\tn99999999\t0\n")
     with pytest.raises(InputError, match="no image of a known class"):
-        tinyimagenet.read(tmp_path, 3)
+        read("tinyimagenet", tmp_path, num_classes=3)
     for image in (tmp_path / "train" / WNIDS[1] / "images").iterdir():
         image.unlink()
     with pytest.raises(InputError, match=r"n00000001.images is missing or holds no image of class n00000001"):
-        tinyimagenet.read(tmp_path, 3)
+        read("tinyimagenet", tmp_path, num_classes=3)
+
+
+MNIST5K_SHA256 = (
+    "a4de8aef91b3e0f55bd9bdd12b0a57b0cf59840b8a6862322247ec6651db0b2e",
+    "fb8e189a3c37b5f9dc83ce41dd4c5f7a66f945fa0ee69010abf460b9a3e5d2e4",
+)
 
 
 def test_mnist5k_is_5000_real_digits_in_a_fixed_split():
-    splits = mnist5k.read(TEN)
-    train, test = store.digest(splits["train"]), store.digest(splits["test"])
+    sets = {split: load_dataset("mnist5k", split) for split in ("train", "test")}
+    train, test = (store.digest(as_pixels(data)) for data in sets.values())
     assert (train.count, test.count) == (4000, 1000)
     assert train.per_class == (400,) * 10
     assert test.per_class == (100,) * 10
-    assert train.sha256 == registry.get("mnist5k").sha256["train"]
-    assert test.sha256 == registry.get("mnist5k").sha256["test"]
+    assert (train.sha256, test.sha256) == MNIST5K_SHA256
     assert train.mean[0] == pytest.approx(registry.get("mnist5k").mean[0], abs=5e-5)
     assert train.std[0] == pytest.approx(registry.get("mnist5k").std[0], abs=5e-5)
     assert set(mnist5k.split_index("train")) | set(mnist5k.split_index("test")) == set(range(5000))

@@ -90,7 +90,7 @@ def test_files_that_are_swapped_missing_or_too_large_are_named(tmp_path, monkeyp
 
 
 def test_every_official_pickle_has_a_published_md5():
-    layouts = (cifar.CIFAR10, cifar.CIFAR100)
-    names = [name for layout in layouts for split in layout.python.values() for name in split]
+    layouts = (cifar.LAYOUT10, cifar.LAYOUT100)
+    names = [name for layout in layouts for split in layout.files.values() for name in split]
     assert sorted(names) == sorted(cifar.MD5)
     assert {len(md5) for md5 in cifar.MD5.values()} == {len(hashlib.md5(b"", usedforsecurity=False).hexdigest())}

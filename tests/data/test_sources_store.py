@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,13 +35,13 @@ def write(root, x, y, check=lambda *_: None):
 
 def test_what_is_written_is_read_back_mapped(tmp_path, data):
     x, y = data
-    digests = write(tmp_path / "toy", x, y)
+    write(tmp_path / "toy", x, y)
     stored = store.open_split(tmp_path / "toy", "train")
     assert isinstance(stored.x_NHWC, np.memmap)
     np.testing.assert_array_equal(stored.x_NHWC, x)
     np.testing.assert_array_equal(stored.y_N, y)
     assert stored.y_N.dtype == np.int64
-    assert stored.header["sha256"] == hashlib.sha256(x.tobytes()).hexdigest() == digests["train"].sha256
+    assert stored.header["sha256"] == hashlib.sha256(x.tobytes()).hexdigest()
     assert stored.header["source"] == "test"
     assert stored.header["shape"] == [12, 32, 32, 3]
     assert stored.header["made_by"].startswith("mpd-agl ")
@@ -59,8 +60,6 @@ def test_the_digest_counts_and_averages_exactly(data):
     np.testing.assert_allclose(found.mean, (x / 255).mean((0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(found.std, (x / 255).std((0, 1, 2)), rtol=1e-9)
     assert found.per_class == (4, 4, 4)
-    assert [name for name, _ in found.parts] == ["file_0", "file_1"]
-    assert found.parts[1][1] == hashlib.sha256(x[6:].tobytes()).hexdigest()
 
 
 def test_the_hash_does_not_depend_on_how_the_parts_are_cut(data):
@@ -68,22 +67,18 @@ def test_the_hash_does_not_depend_on_how_the_parts_are_cut(data):
     assert len({store.digest(split_of(x, y, parts)).sha256 for parts in (1, 2, 5, 12)}) == 1
 
 
-def test_fewer_images_than_labels_are_refused(tmp_path, data):
+@pytest.mark.parametrize(
+    ("give", "reason"),
+    [
+        (lambda x: x[:5], "somewhere gave 5 images for 12 labels"),
+        (lambda x: x[:, :31], r"f\.png holds uint8 images of shape \(31, 32, 3\)"),
+        (lambda x: x / 255, r"f\.png holds float64 images"),
+    ],
+)
+def test_other_images_than_announced_are_refused(tmp_path, data, give, reason):
     x, y = data
-    short = store.Pixels(
-        shape=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f", x[:5])]), origin="somewhere"
-    )
-    with pytest.raises(InputError, match="somewhere gave 5 images for 12 labels"):
-        store.write(tmp_path / "toy", {"train": short}, lambda *_: None, {})
-    assert tree(tmp_path) == set()
-
-
-def test_images_of_another_shape_are_refused(tmp_path, data):
-    x, y = data
-    wrong = store.Pixels(
-        shape=(12, 32, 32, 3), y_N=y, classes=CLASSES, parts=lambda: iter([("f.png", x[:, :31])]), origin="o"
-    )
-    with pytest.raises(InputError, match=r"f\.png holds uint8 images of shape \(31, 32, 3\)"):
+    wrong = replace(split_of(x, y), parts=lambda: [("f.png", give(x))])
+    with pytest.raises(InputError, match=reason):
         store.write(tmp_path / "toy", {"train": wrong}, lambda *_: None, {})
     assert tree(tmp_path) == set()
 
@@ -102,36 +97,16 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, data, monkeypatch, fai
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    target = {"fsync": (os, "fsync"), "replace": (os, "replace"), "json": (json, "dump")}[failing]
+    target = {"fsync": (os, "fsync"), "replace": (os, "replace"), "json": (json, "dumps")}[failing]
     monkeypatch.setattr(*target, full)
     with pytest.raises(InputError, match=r"cannot write .*toy: No space left on device"):
         write(tmp_path / "toy", *data)
     assert tree(tmp_path) == set()
 
 
-def test_a_disk_that_fills_in_the_middle_of_the_pixels(tmp_path, data):
-    """/dev/full accepts an open and refuses every write, as a full disk does."""
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full here")
-    x, y = data
-
-    def parts():
-        yield "file_0", x[:6]
-        scratch = next(tmp_path.glob(".toy.*.part"))
-        (scratch / "train" / "more").symlink_to("/dev/full")
-        with open(scratch / "train" / "more", "wb", buffering=0) as full:
-            full.write(b"x")
-        yield "file_1", x[6:]
-
-    pixels = store.Pixels(shape=x.shape, y_N=y, classes=CLASSES, parts=parts, origin="o")
-    with pytest.raises(InputError, match="No space left on device"):
-        store.write(tmp_path / "toy", {"train": pixels}, lambda *_: None, {})
-    assert tree(tmp_path) == set()
-
-
 def test_a_folder_that_cannot_be_made(tmp_path, data):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write into .*file"):
+    with pytest.raises(InputError, match=r"cannot write .*file.*toy: Not a directory|cannot write .*toy: File exists"):
         write(tmp_path / "file" / "toy", *data)
 
 
@@ -186,11 +161,18 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path, data):
         store.verify(opened)
 
 
-def test_a_label_outside_the_classes_is_refused(tmp_path, data):
-    x, y = data
-    write(tmp_path / "toy", x, np.where(y == 2, 3, y))
-    with pytest.raises(InputError, match=r"a label outside 0\.\.2"):
-        store.open_split(tmp_path / "toy", "train")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda y: np.where(y == 2, 3, y), r"somewhere holds the label 3, outside 0\.\.2"),
+        (lambda y: y - 1, r"somewhere holds the label -1"),
+        (lambda y: y[:11], r"12 in all, got int64 of shape \(11,\)"),
+        (lambda y: y + 0.5, "one integer per sample, 12 in all, got float64"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(data, change, reason):
+    with pytest.raises(InputError, match=reason):
+        split_of(data[0], change(data[1]))
 
 
 def test_an_interrupt_leaves_nothing(tmp_path, data):
@@ -210,7 +192,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, data):
 def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path, data):
     script = f"""
 import os, pathlib, signal
-from mpd_agl.data.archives import new_folder
+from mpd_agl.data.atomic import new_folder
 with new_folder(pathlib.Path({str(tmp_path / "toy")!r})) as scratch:
     (scratch / "half").write_bytes(bytes(1000))
     os.kill(os.getpid(), signal.SIGKILL)

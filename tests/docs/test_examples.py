@@ -43,7 +43,7 @@ PUBLIC = {
     "data.md": ("mpd_agl.data", None),
     "mpd_agl.md": ("mpd_agl", ("adapt", "release", "diagnose", "Monitor", "create_model", "fit")),
 }
-"""The pages of the reference and the rooms whose exported names they hold."""
+"""The pages of the reference and the subpackages whose exported names they hold."""
 
 
 def blocks(page: Path) -> list[str]:
@@ -69,8 +69,8 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("page", PUBLIC)
 def test_every_public_name_stands_in_the_reference_with_an_example(page: str) -> None:
-    room, chosen = PUBLIC[page]
-    module = importlib.import_module(room)
+    package, chosen = PUBLIC[page]
+    module = importlib.import_module(package)
     text = (ROOT / "docs/api" / page).read_text(encoding="utf-8")
     used = {
         n.id if isinstance(n, ast.Name) else n.attr if isinstance(n, ast.Attribute) else n.name
@@ -80,7 +80,7 @@ def test_every_public_name_stands_in_the_reference_with_an_example(page: str) ->
     }
     for name in chosen or module.__all__:
         assert re.search(rf"^::: mpd_agl[\w.]*\.{name}$", text, re.MULTILINE), f"{name} is not in docs/api/{page}"
-        assert name in used or ">>>" in documented(getattr(module, name)), f"{room}.{name} has no example"
+        assert name in used or ">>>" in documented(getattr(module, name)), f"{package}.{name} has no example"
 
 
 def documented(value: object) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from tools.authors import places
 from torch import nn
 
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.export import import_weights
 from mpd_agl.models import Network, create_model, load_weights
+from tools.authors import places
 
 
 def trained(name: str, seed: int, **options: Any) -> Network:

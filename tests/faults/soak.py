@@ -20,7 +20,7 @@ from tests.faults.tally import Tally
 DATA = "MPD_AGL_SOAK_DATA"
 WARM_UP, WINDOW, EVERY_S = 600.0, 900.0, 10.0
 RUN = (
-    *("--preset", "cifar10-resnet19-t2", "--model.width_mult", "0.125", "--train.threads", "1", "--name", "soak"),
+    *("--preset", "cifar10-resnet19", "--model.width_mult", "0.125", "--train.threads", "1", "--name", "soak"),
     *(
         "--data.train_samples",
         "10000",

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.refused import refused
 
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError
@@ -146,24 +147,6 @@ def test_channels_last_throughout():
     assert len(layouts) == 19
 
 
-def test_narrow_strided_shortcuts_are_the_strided_convolution():
-    """Under 8 channels torch's own backward of a strided 1x1 convolution writes out of bounds in channels_last."""
-    net = small("resnet19", width_mult=1 / 32)
-    conv = net.get_submodule("stage2.block1.shortcut").synapse
-    assert type(conv).__name__ == "SubsampledConv"
-    x, other = torch.randn(3, 4, 9, 9, requires_grad=True), torch.nn.Conv2d(4, 8, 1, 2, bias=False)
-    other.weight = conv.weight
-    want = other(x.contiguous())
-    torch.testing.assert_close(conv(x), want)
-    g = torch.randn_like(want)
-    for a, b in zip(
-        torch.autograd.grad(conv(x), (x, conv.weight), g), torch.autograd.grad(want, (x, conv.weight), g), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-    wider = small("resnet19", width_mult=1 / 8).get_submodule("stage2.block1.shortcut").synapse
-    assert type(wider).__name__ == "EventConv2d"
-
-
 def test_init_is_a_choice():
     kaiming, default = small(width_mult=1.0, init="kaiming"), small(width_mult=1.0, init="pytorch")
     fan_out, fan_in = 64 * 9, 64 * 9
@@ -303,13 +286,13 @@ def test_weights_round_trip_and_refuse_another_network(tmp_path):
         (lambda: small(surrogate="triangle"), "unknown surrogate 'triangle'. Did you mean 'triangular'"),
         (
             lambda: small(num_steps=0),
-            "num_steps must be a whole number of at least 1, got 0. Use num_steps=2, as the paper does.",
+            "num_steps must be greater than or equal to 1, got 0",
         ),
-        (lambda: small(width_mult=0), "width_mult must be positive, got 0"),
-        (lambda: small(v_th=0.0), "v_th must be positive, got 0.0"),
-        (lambda: small(tau=1.0), "must lie between 0 and 1, got 1.0"),
-        (lambda: small(init="xavier"), "unknown init 'xavier'"),
-        (lambda: small(block="sewe"), "unknown block 'sewe'. Did you mean 'sew'"),
+        (lambda: small(width_mult=0), "width_mult must be greater than 0, got 0"),
+        (lambda: small(v_th=0.0), "v_th must be greater than 0, got 0.0"),
+        (lambda: small(tau=1.0), "tau must be less than 1, got 1.0"),
+        (lambda: small(init="xavier"), "init must be one of kaiming, pytorch, got 'xavier'"),
+        (lambda: small("resnet18", block="sewe"), "block must be one of sew, zheng, got 'sewe'. Did you mean 'sew'"),
         (lambda: small("vgg13", image_size=16), "needs image_size of at least 32, got 16"),
         (
             lambda: small()(torch.randn(3, 16, 16)),
@@ -350,7 +333,7 @@ def test_plain_is_as_deep_as_asked_and_others_refuse_a_depth() -> None:
     synapses = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     assert len(synapses) == 9
     assert net(torch.randn(2, 1, 14, 14)).shape == (2, 2, 10)
-    with pytest.raises(InputError, match="resnet19 has a fixed depth, got depth=9"):
+    with refused("option-of-others", "plain", "statten", "depth=9", "resnet19"):
         create_model("resnet19", depth=9, width_mult=0.0625)
-    with pytest.raises(InputError, match="at least 2 layers"):
+    with refused("bad-option", "depth", 1):
         create_model("plain", depth=1)

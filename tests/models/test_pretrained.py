@@ -13,8 +13,8 @@ from mpd_agl.data.load import load_dataset
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model, list_pretrained, pretrained, pretrained_card
 from mpd_agl.train.load_run import load_run
-from mpd_agl.train.objectives import start_from
 from mpd_agl.train.resolve import resolve
+from mpd_agl.train.start_from import start_from
 from tools import pretrained as tool
 
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def card(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     box = tmp_path_factory.mktemp("box")
-    tool.main([str(run), "digits", "--tolerance", "2", "--box", str(box), "-o", str(box / "page.md")])
+    tool.main([str(run), "digits", "--tolerance", "2", "--cards", str(box), "-o", str(box / "page.md")])
     return box / "digits.json"
 
 
@@ -60,7 +60,7 @@ def test_float16_weights_are_the_runs_to_float16s_rounding(card, run):
 
 def test_int8_weights_lie_within_half_a_step(run, tmp_path):
     tool.main(
-        [str(run), "d8", "--format", "int8", "--tolerance", "5", "--box", str(tmp_path), "-o", f"{tmp_path}/p.md"]
+        [str(run), "d8", "--format", "int8", "--tolerance", "5", "--cards", str(tmp_path), "-o", f"{tmp_path}/p.md"]
     )
     net, trained = create_model("cnn8", pretrained=f"{tmp_path}/d8.json"), load_run(run, "last", print).network
     for (name, a), b in zip(net.state_dict().items(), trained.state_dict().values(), strict=True):
@@ -122,7 +122,7 @@ def test_training_starts_from_a_card_and_the_next_card_says_so(card, run, tmp_pa
     assert record["network"]["weights_sha256"] == said["weights"]["sha256"]
     box = tmp_path / "box"
     for name in ("more", "digits"):
-        tool.main([str(tmp_path / "on"), name, "--tolerance", "2", "--box", str(box), "-o", str(box / "page.md")])
+        tool.main([str(tmp_path / "on"), name, "--tolerance", "2", "--cards", str(box), "-o", str(box / "page.md")])
     made = {name: json.loads((box / f"{name}.json").read_text())["check"]["before"] for name in ("more", "digits")}
     accuracy = said["check"]["stored"]["accuracy"]
     assert made["more"] == [{"card": "digits", "sha256": said["weights"]["sha256"], "accuracy": accuracy}]
@@ -267,4 +267,4 @@ def test_only_https_and_only_so_many_bytes(monkeypatch):
 
 
 def test_the_page_is_what_the_cards_say():
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(tool.BOX)
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(tool.CARDS)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.refused import refused
 
 from mpd_agl.diagnosis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
@@ -233,21 +234,23 @@ def test_nir_adds_currents_by_edges():
 def test_refused_combinations():
     for text, options in {
         "unknown norm": {"name": "cnn8", "norm": "layer"},
-        "alpha is tdBN's scale": {"name": "cnn8", "norm": "bn", "alpha": 0.5},
-        "unknown attention": {"name": "cnn8", "attention": "se"},
+        "attention must be one of": {"name": "cnn8", "attention": "se"},
         "an ANN has none": {"name": "cnn8", "attention": "tcja", "ann": True},
         "statten has its own attention": {"name": "statten", "attention": "tcja"},
         "needs a multiple of them, got num_steps=2": {"name": "statten", "attention_steps": 3},
-        "adds spikes behind its neurons": {"name": "sew-resnet34", "block": "zheng"},
-        "fixed depth": {"name": "ms-resnet34", "depth": 3},
-        "ms-resnet18 has no choice of block, got block='zheng'. Use 'sew'": {"name": "ms-resnet18", "block": "zheng"},
         "statten has neurons that fire at half of v_th": {"name": "statten", "method": "mpr"},
-        "statten has no choice of block": {"name": "statten", "block": "zheng"},
-        "cnn8 has no choice of attention_steps, got attention_steps=2": {"name": "cnn8", "attention_steps": 2},
         "knows the neurons LIF and PLIF": {"name": "ms-resnet18", "norm": "mpbn", "method": "ds-atgo"},
     }.items():
         with pytest.raises(InputError, match=text):
             small(**options)
+    for name, option, value in (
+        ("sew-resnet34", "block", "zheng"),
+        ("ms-resnet34", "depth", 3),
+        ("statten", "block", "zheng"),
+        ("cnn8", "attention_steps", 2),
+    ):
+        with refused("option-of-others", name, f"{option}={value!r}"):
+            small(name, **{option: value})
     for options in ({"norm": "tebn"}, {"attention": "tcja", "image_size": 16}):
         with pytest.raises(InputError, match="needs several at once"):
             OneStep(fold(small("cnn8", **options).eval()))

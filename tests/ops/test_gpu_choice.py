@@ -39,7 +39,8 @@ def test_auto_takes_triton_then_compiled_then_eager_and_says_so_once(answers, re
 
 def test_the_record_names_what_auto_took(answers, monkeypatch):
     from mpd_agl.train.build import backend_that_runs
-    from mpd_agl.train.resolve import read_preset, resolve
+    from mpd_agl.train.presets import read_preset
+    from mpd_agl.train.resolve import resolve
 
     answers()
     monkeypatch.setattr(backends, "_triton", lambda: backends.Backend("triton", *[print] * 4))

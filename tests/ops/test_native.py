@@ -10,7 +10,7 @@ import torch
 from mpd_agl.core import Rectangular
 from mpd_agl.errors import InputError
 from mpd_agl.ops import NeuronSpec, NormSpec, StepInput, Widths, backends_here, fused_step, library
-from mpd_agl.ops.conv import active, winograd
+from mpd_agl.ops.conv import event, winograd
 from mpd_agl.ops.step import native
 from tests.ops.cases import ALL_SURROGATES, Case
 
@@ -167,11 +167,11 @@ def convolutions():
     g = torch.Generator().manual_seed(0)
     x, grad = ((torch.randn(40, 16, 8, 8, generator=g) > 1).float() for _ in range(2))
     weight = torch.randn(16, 16, 3, 3, generator=g)
-    lists, valued = active.scan(x), active.scan(2 * x)
+    lists, valued = event.scan(x), event.scan(2 * x)
     return {
-        "event forward": (active.forward, (lists, x.shape, weight, None, 1, 1)),
-        "event weight gradient": (active.weight_grad, (lists, x.shape, weight, grad, 1, 1)),
-        "event weight gradient of values": (active.weight_grad, (valued, x.shape, weight, grad, 1, 1)),
+        "event forward": (event.forward, (lists, x.shape, weight, None, 1, 1)),
+        "event weight gradient": (event.weight_grad, (lists, x.shape, weight, grad, 1, 1)),
+        "event weight gradient of values": (event.weight_grad, (valued, x.shape, weight, grad, 1, 1)),
         "winograd forward": (winograd.forward, (x, weight, None, 1)),
         "winograd weight gradient": (winograd.weight_grad, (x, weight, grad, 1)),
     }

@@ -19,6 +19,7 @@ from mpd_agl.nn import share_batch
 from mpd_agl.ops import Replicas
 from mpd_agl.train import resuming, training
 from mpd_agl.train.distributed import ALONE, EndedTogether, Ranks
+from mpd_agl.train.objective import Objective
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.step import Ema, Stepper
 from tests.train.tiny import Silent, tiny
@@ -88,7 +89,7 @@ def steps(ranks: Ranks, method: str, accumulate: int) -> float:
         Stepper(
             net,
             torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
-            lambda o_TNK, y_N: F.cross_entropy(o_TNK.mean(0), y_N),
+            Objective(lambda o_TNK, y_N: F.cross_entropy(o_TNK.mean(0), y_N)),
             device=torch.device("cpu"),
             accumulate=accumulate,
             clip_norm=1.0,

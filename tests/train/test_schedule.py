@@ -2,8 +2,8 @@
 
 import pytest
 
+from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.optim import learning_rate
-from mpd_agl.train.tables import OptimConfig
 
 
 def test_cosine_by_steps_meets_cosine_by_epochs_at_their_starts() -> None:

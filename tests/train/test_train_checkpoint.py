@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpd_agl.errors import InputError
 from mpd_agl.train import checkpoint
 from mpd_agl.train.checkpoint import Damaged, Position
+from tests.refused import refused
 
 TENSORS = {
     "model": {"a.weight": torch.randn(3, 4), "a.num": torch.tensor(7), "half": torch.ones(5, dtype=torch.bfloat16)},
@@ -87,7 +87,7 @@ def test_another_format_is_refused_and_left_alone(root: Path, monkeypatch: pytes
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     path = checkpoint.save(root, Position(0, 1), TENSORS, STATE)
     monkeypatch.undo()
-    with pytest.raises(InputError, match="has format 2, and this version reads 1"):
+    with refused("other-version", 2):
         notes_of(root, set_aside=True)
     assert path.is_dir()
 
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(root: Path, monkeypatch: pyte
         original(path, data)
 
     monkeypatch.setattr(checkpoint, "write_synced", full)
-    with pytest.raises(InputError, match=r"epoch-0000-step-00000002: the disk is full \(.* MB free\)"):
+    with refused("cannot-write", "epoch-0000-step-00000002", "MB free"):
         checkpoint.save(root, Position(0, 2), TENSORS, STATE)
     assert [p.name for p in root.iterdir()] == [Position(0, 1).folder]
     checkpoint.read(root / Position(0, 1).folder)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mpd_agl.train import training
-from mpd_agl.train.config import MonitorConfig
 from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
 from mpd_agl.train.monitoring import Watch
 from mpd_agl.train.observe import Display
@@ -148,13 +147,14 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_the_monitor_sees_training_steps_only_and_leaves_no_hook() -> None:
+def test_the_monitor_sees_training_steps_only_and_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from mpd_agl.models import create_model
 
     net = create_model("cnn8", width_mult=0.03125, in_channels=1, image_size=16)
-    watch = Watch(net, MonitorConfig(every=2, silent_below=1.0))
+    monkeypatch.setattr("mpd_agl.train.monitoring.SILENT_BELOW", 1.0)
+    watch = Watch(net, 2)
     seen = []
     for step in range(3):
         assert watch.before(step) == (step != 1)
@@ -167,6 +167,6 @@ def test_the_monitor_sees_training_steps_only_and_leaves_no_hook() -> None:
     assert len(seen[0].warnings) == 7
     assert seen[2].warnings == []  # they stand already
     assert 0 < seen[0].figures["gradient-available"] < 1
-    other = Watch(net, MonitorConfig())
+    other = Watch(net, 50)
     other.restore(watch.state())
     assert other.state() == watch.state()

@@ -14,6 +14,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import RunRecord, explain, read_metrics, read_record
 from mpd_agl.train import runfolder
 from mpd_agl.train.runfolder import RunFolder, check_name, check_run, in_use
+from tests.refused import refused
 
 RECORD = RunRecord(
     name="a",
@@ -67,13 +68,13 @@ RECORD = RunRecord(
     ],
 )
 def test_a_name_cannot_leave_the_folder(name: str) -> None:
-    with pytest.raises(InputError, match="a run's name is") as error:
+    with pytest.raises(InputError) as error:
         check_name(name)
-    assert "\n" not in str(error.value)
+    assert error.value.code == "bad-name"
     assert len(str(error.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["demo", "cifar10-resnet19-t2-mpd-agl-s0", "a.b_c+d=1", "9"])
+@pytest.mark.parametrize("name", ["demo", "cifar10-resnet19-mpd-agl-s0", "a.b_c+d=1", "9"])
 def test_usual_names(name: str) -> None:
     assert check_name(name) == name
 
@@ -87,7 +88,7 @@ def make(path: Path) -> None:
 def test_an_old_run_is_kept_unless_asked(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run"
     make(path)
-    with pytest.raises(InputError, match=r"exists\. Continue it with --resume .*--overwrite"):
+    with refused("run-exists", path):
         RunFolder.create(path)
     assert (path / "checkpoints" / "x").is_dir()
     RunFolder.create(path, overwrite=True).close()
@@ -99,12 +100,12 @@ def test_a_folder_that_is_no_run_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_text("x")
     (tmp_path / "file").write_text("x")
-    for name, words in (("photos", "is no run folder"), ("file", "is a file")):
-        with pytest.raises(InputError, match=words):
+    for name in ("photos", "file"):
+        with refused("no-run-folder", tmp_path / name):
             RunFolder.create(tmp_path / name, overwrite=True)
     assert (tmp_path / "photos" / "a.png").is_file()
-    for path, words in ((tmp_path / "none", "is not there"), (tmp_path / "photos", "is no run folder")):
-        with pytest.raises(InputError, match=words):
+    for path in (tmp_path / "none", tmp_path / "photos"):
+        with refused("no-run", path):
             check_run(path)
 
 
@@ -125,20 +126,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
     for overwrite in (False, True):
-        with pytest.raises(InputError, match="is a link, and a new run stays in its own folder"):
+        with refused("no-run-folder", "linked"):
             RunFolder.create(tmp_path / "linked", overwrite=overwrite)
     path = tmp_path / "run"
     make(path)
     (path / ".lock").unlink()
     (path / ".lock").symlink_to(precious)
-    with pytest.raises(InputError, match="cannot write"):
+    with refused("cannot-write", path):
         RunFolder.open(path)
     (path / ".lock").unlink()
     for name in ("metrics.jsonl", "log.txt"):
         (path / name).symlink_to(precious)
     with RunFolder.open(path) as folder:
         folder.log("nothing")
-        with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl"):
+        with refused("cannot-write", "metrics.jsonl"):
             folder.start_metrics(0)
     assert precious.read_text() == "x"
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -153,7 +154,7 @@ def test_a_run_that_came_and_went_before_the_lock_is_seen(tmp_path: Path, monkey
         return plain(folder)
 
     monkeypatch.setattr(runfolder, "_lock", late)
-    with pytest.raises(InputError, match="exists. Continue it with --resume"):
+    with refused("run-exists", path):
         RunFolder.create(path)
     assert (path / "config.toml").read_text() == "seed = 7"
     assert not in_use(path)
@@ -180,7 +181,7 @@ def test_the_lock_names_its_owner_and_goes_with_the_process(tmp_path: Path) -> N
         assert other.stdout.readline() == "locked\n"
         assert in_use(path)
         for attempt in (RunFolder.open, RunFolder.create, lambda p: RunFolder.create(p, overwrite=True)):
-            with pytest.raises(InputError, match=f"is in use by process {other.pid} on .* since 20"):
+            with refused("in-use", f"process {other.pid}"):
                 attempt(path)
     finally:
         other.kill()
@@ -207,9 +208,9 @@ def test_a_torn_last_line_is_left_out_and_one_within_is_an_error(tmp_path: Path)
     path.write_text('{"log": "a"}\n{"eve')
     assert [e["log"] for e in read_metrics(path)] == ["a"]
     path.write_text('{"eve\n{"log": "a"}\n')
-    with pytest.raises(InputError, match="line 1 of"):
+    with refused("torn-metrics", "line 1"):
         list(read_metrics(path))
-    with pytest.raises(InputError, match="no metrics at"):
+    with refused("no-file", "none"):
         list(read_metrics(tmp_path / "none"))
 
 
@@ -219,22 +220,25 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_record(path) == RECORD
     assert read_record(path).with_(status="finished").status == "finished"
     assert list(tmp_path.iterdir()) == [path]
+    for convs in ({"rule": 1, "simd": "avx2"}, [{"step": 0, "layers": {}}]):  # of now, and of 0.2
+        records.write_atomic(path, records.canonical(RECORD.with_(convs=convs).to_dict()))
+        assert read_record(path).convs == convs
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "code", "value"),
     [
-        ("{", "is no JSON"),
-        ("[]", "has schema 'list'"),
-        (json.dumps({**RECORD.to_dict(), "schema": 9}), "has schema 9, and this version reads 1"),
-        (json.dumps({**RECORD.to_dict(), "colour": 1}), r"unknown fields \(colour\)"),
-        (json.dumps({"schema": 1}), r"missing or unknown fields \(backend"),
-        (json.dumps({**RECORD.to_dict(), "status": "dreaming"}), "status is one of"),
+        ("{", "torn-record", "record.json"),
+        ("[]", "other-version", "'list'"),
+        (json.dumps({**RECORD.to_dict(), "schema": 9}), "other-version", 9),
+        (json.dumps({**RECORD.to_dict(), "colour": 1}), "torn-record", "colour"),
+        (json.dumps({"schema": 1}), "torn-record", "backend"),
+        (json.dumps({**RECORD.to_dict(), "status": "dreaming"}), "torn-record", "'dreaming'"),
     ],
 )
-def test_a_record_that_is_none(tmp_path: Path, text: str, words: str) -> None:
+def test_a_record_that_is_none(tmp_path: Path, text: str, code: str, value: object) -> None:
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(InputError, match=words):
+    with refused(code, value):
         read_record(tmp_path / "record.json")
 
 

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
+from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.evaluate import evaluate
-from mpd_agl.train.losses import build_loss, correct, cross_entropy, mean_output, tet
+from mpd_agl.train.losses import correct, cross_entropy, mean_output, tet
+from mpd_agl.train.objective import Objective, build_objective
 from mpd_agl.train.optim import build_optimizer, learning_rate, pack_optimizer, unpack_optimizer
+from mpd_agl.train.resolve import resolve
 from mpd_agl.train.rng import restore_rng, rng_state, seed_all
 from mpd_agl.train.step import Ema, NotFinite, Stepper
-from mpd_agl.train.tables import LossConfig, OptimConfig
+from tests.refused import refused
 
 CPU = torch.device("cpu")
 
@@ -43,7 +45,7 @@ def batch(n: int = 8) -> tuple[Tensor, Tensor]:
 
 def stepper(net: nn.Module, **options: object) -> Stepper:
     optimizer = build_optimizer(net, OptimConfig(lr=0.1))
-    return Stepper(net, optimizer, cross_entropy, device=CPU, **options)  # type: ignore[arg-type]
+    return Stepper(net, optimizer, Objective(), device=CPU, **options)  # type: ignore[arg-type]
 
 
 def test_cross_entropy_is_of_the_mean_output() -> None:
@@ -59,7 +61,9 @@ def test_tet_by_hand() -> None:
     each = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(-3))) / 2
     mse = (0 + 1 + 4 + 1) / 4
     assert tet(o, y, 0.25).item() == pytest.approx(0.75 * each + 0.25 * mse, rel=1e-6)
-    assert build_loss(LossConfig(name="tet", tet_lambda=0.25))(o, y).item() == pytest.approx(0.75 * each + 0.25 * mse)
+    config = resolve({"loss": {"name": "tet", "tet_lambda": 0.25}})
+    found = build_objective(config, nn.Identity(), None, CPU).loss(o, y)  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(0.75 * each + 0.25 * mse)
     many, labels = torch.randn(3, 5, 4), torch.tensor([0, 1, 2, 3, 1])
     expected = sum(F.cross_entropy(many[t], labels) for t in range(3)) / 3
     torch.testing.assert_close(tet(many, labels, 0.0), expected)
@@ -147,7 +151,7 @@ def test_clipping_scales_the_whole_gradient() -> None:
     net, (x, y) = Small(), batch()
     before = [p.detach().clone() for p in net.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    result = Stepper(net, optimizer, cross_entropy, device=CPU, clip_norm=0.01)(x, y)
+    result = Stepper(net, optimizer, Objective(), device=CPU, clip_norm=0.01)(x, y)
     assert result.grad_norm > 0.01
     moved = math.sqrt(
         sum(float((p.detach() - b).square().sum()) for p, b in zip(net.parameters(), before, strict=True))
@@ -172,15 +176,16 @@ def test_an_optimizer_continues_from_its_packed_state(name: str) -> None:
     net, (x, y) = Small(), batch()
     net.conv.weight.data = net.conv.weight.data.contiguous(memory_format=torch.channels_last)
     config = OptimConfig(name=name, lr=0.01)  # type: ignore[arg-type]
-    first = Stepper(net, build_optimizer(net, config), cross_entropy, device=CPU)
+    first = Stepper(net, build_optimizer(net, config), Objective(), device=CPU)
     for _ in range(3):
         first(x, y)
     other = copy.deepcopy(net)
-    second = Stepper(other, build_optimizer(other, config), cross_entropy, device=CPU)
+    second = Stepper(other, build_optimizer(other, config), Objective(), device=CPU)
     packed = {
-        k: v.clone(memory_format=torch.contiguous_format) for k, v in pack_optimizer(first.optimizer, net).items()
+        k: v.clone(memory_format=torch.contiguous_format)
+        for k, v in pack_optimizer(first.optimizer, net, Objective()).items()
     }
-    unpack_optimizer(second.optimizer, other, packed)
+    unpack_optimizer(second.optimizer, other, packed, Objective())
     for _ in range(3):
         first(x, y)
         second(x, y)
@@ -192,8 +197,6 @@ def test_an_optimizer_continues_from_its_packed_state(name: str) -> None:
 def test_generators_continue_from_json() -> None:
     import json
     import random
-
-    import numpy as np
 
     def draw() -> list[float]:
         return [torch.rand(1).item(), random.gauss(0, 1), float(np.random.standard_normal())]  # noqa: NPY002
@@ -267,7 +270,7 @@ def test_a_nan_stops_before_the_weights_change_and_is_located(where: str) -> Non
     if where == "gradient":
         loss = lambda o, y: cross_entropy(o, y) + ((o - o.detach()) * math.inf).nan_to_num().sum()  # noqa: E731
     before = copy.deepcopy(net.state_dict())
-    step = Stepper(net, build_optimizer(net, OptimConfig()), loss, device=CPU)  # type: ignore[arg-type]
+    step = Stepper(net, build_optimizer(net, OptimConfig()), Objective(loss), device=CPU)  # type: ignore[arg-type]
     with pytest.raises(NotFinite, match=expected):
         step(x, y)
     assert all(torch.equal(v.nan_to_num(7), before[k].nan_to_num(7)) for k, v in net.state_dict().items())
@@ -279,7 +282,7 @@ DEVICE_PATH = {"sgd": 0.1, "adam": 0.01, "adamw": 0.01}
 def on_a_device(net: nn.Module, name: str, **options: object) -> Stepper:
     """A stepper as on a GPU: the optimizer takes its flag as a tensor, and results are read after several steps."""
     optimizer = build_optimizer(net, OptimConfig(name=name, lr=DEVICE_PATH[name]), fused=True)  # type: ignore[arg-type]
-    return Stepper(net, optimizer, cross_entropy, device=CPU, read_every=20, **options)  # type: ignore[arg-type]
+    return Stepper(net, optimizer, Objective(), device=CPU, read_every=20, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", DEVICE_PATH)
@@ -288,7 +291,7 @@ def test_results_can_be_read_after_several_steps(name: str) -> None:
     other = copy.deepcopy(net)
     late = on_a_device(net, name, accumulate=2, clip_norm=1.0)
     optimizer = build_optimizer(other, OptimConfig(name=name, lr=DEVICE_PATH[name]))  # type: ignore[arg-type]
-    plain = Stepper(other, optimizer, cross_entropy, device=CPU, accumulate=2, clip_norm=1.0)
+    plain = Stepper(other, optimizer, Objective(), device=CPU, accumulate=2, clip_norm=1.0)
     wanted = []
     for _ in range(5):
         late.step(x, y)
@@ -313,22 +316,22 @@ def test_a_bad_step_and_those_after_it_leave_the_weights_alone_on_a_device(name:
     stepper.step(x, y)
     stepper.step(x, y)
     before = [p.detach().clone() for p in net.parameters()]
-    momenta = {k: v.clone() for k, v in pack_optimizer(stepper.optimizer, net).items()}
-    loss = stepper.loss
+    momenta = {k: v.clone() for k, v in pack_optimizer(stepper.optimizer, net, Objective()).items()}
+    loss = stepper.objective.loss
     if where == "input":
         stepper.step(torch.full_like(x, math.nan), y)
     elif where == "loss":
-        stepper.loss = lambda o, y: loss(o, y) * math.inf
+        stepper.objective.loss = lambda o, y: loss(o, y) * math.inf
         stepper.step(x, y)
     else:
-        stepper.loss = lambda o, y: loss(o, y) + ((o - o.detach()) * math.inf).nan_to_num().sum()
+        stepper.objective.loss = lambda o, y: loss(o, y) + ((o - o.detach()) * math.inf).nan_to_num().sum()
         stepper.step(x, y)
-    stepper.loss = loss
+    stepper.objective.loss = loss
     stepper.step(x, y)
     stepper.step(x, y)
     for p, b in zip(net.parameters(), before, strict=True):
         assert torch.equal(p, b)
-    for key, value in pack_optimizer(stepper.optimizer, net).items():
+    for key, value in pack_optimizer(stepper.optimizer, net, Objective()).items():
         assert torch.equal(value, momenta[key]), key
     text = {"input": "the input holds NaN or Inf", "loss": "loss inf", "gradient": "gradient norm (inf|nan)"}[where]
     with pytest.raises(NotFinite, match=text) as error:
@@ -342,41 +345,15 @@ def test_a_step_waits_for_no_device() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.defaults["fused"] = True
     optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
-    stepper = Stepper(net, optimizer, cross_entropy, device=torch.device("meta"), accumulate=2, clip_norm=1.0)
+    stepper = Stepper(net, optimizer, Objective(), device=torch.device("meta"), accumulate=2, clip_norm=1.0)
     for _ in range(3):
         stepper.step(torch.empty(8, 1, 2, 2, device="meta"), torch.empty(8, dtype=torch.int64, device="meta"))
     assert stepper.unread == 3
     assert stepper.read_every == 20
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ([0.0, 1.0, 2.0, 3.0], r"class numbers of type torch.int64, got torch.float32"),
-        ([0, 1, 2, 4], "must be from 0 to 3, got 4"),
-        ([0, 1, -100, 3], "must be from 0 to 3, got -100"),
-    ],
-)
-def test_labels_that_are_no_class_numbers_are_refused(labels: list[float], words: str) -> None:
-    for loss in (cross_entropy, tet):
-        with pytest.raises(InputError, match=words):
-            loss(torch.randn(2, 4, 4), torch.tensor(labels))
-
-
-@pytest.mark.parametrize("labels", [[0.0, 0.7], [0, 2], [-1, 1]])
-def test_a_data_set_with_labels_that_are_no_class_numbers_is_refused(labels: list[float]) -> None:
-    from mpd_agl.data.types import ArraySet
-    from mpd_agl.train.build import chosen
-    from tests.train.tiny import tiny
-
-    x, y = np.zeros((2, 28, 28, 1), np.uint8), np.array(labels)
-    data = ArraySet(name="mine", split="train", x=x, y=y, classes=("a", "b"), mean=(0.0,), std=(1.0,))
-    with pytest.raises(InputError, match="the labels of mine must be whole numbers from 0 to 1, got"):
-        chosen(tiny(), data, "train")
-
-
 def test_float16_needs_a_gpu_and_bfloat16_does_not() -> None:
-    with pytest.raises(InputError, match="needs a GPU"):
+    with refused("no-gpu", "float16"):
         stepper(Small(), precision="float16")
     x, y = batch()
     assert math.isfinite(stepper(Small(), precision="bfloat16")(x, y).loss)

@@ -12,6 +12,7 @@ import pytest
 from mpd_agl.errors import InputError
 from mpd_agl.train import training
 from mpd_agl.train.signals import Stopped
+from tests.refused import refused
 from tests.train.tiny import Silent, fingerprint, tiny
 
 
@@ -139,18 +140,18 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     name = "epoch-0000-step-00000003"
     shutil.rmtree(path / "checkpoints" / name)
     shutil.copytree(other / "checkpoints" / name, path / "checkpoints" / name)
-    with pytest.raises(InputError, match=f"{name} is whole but not of this run .*another configuration"):
+    with refused("other-run", name):
         training.resume(path, {}, Silent())
     assert (path / "checkpoints" / name).is_dir()
 
 
-def test_a_torn_record_is_written_anew(tmp_path: Path, whole: Path) -> None:
+def test_a_torn_record_is_written_again(tmp_path: Path, whole: Path) -> None:
     path, display = tmp_path / "run", Silent()
     with pytest.raises(Stopped):
         training.start(tiny(), path, StopAt(3))
     (path / "record.json").write_text('{"name": "r')
     training.resume(path, {}, display)
-    assert display.notes[0].endswith("It is written anew.")
+    assert "record.json" in display.notes[0]
     assert fingerprint(path) == fingerprint(whole)
 
 
@@ -171,13 +172,11 @@ def test_a_changed_configuration_is_refused_with_its_fields(tmp_path: Path) -> N
     path = tmp_path / "run"
     with pytest.raises(Stopped):
         training.start(tiny(), path, StopAt(2))
-    with pytest.raises(
-        InputError, match=r"optim\.lr was 0\.1, got 0\.2; train\.epochs was 3, got 5.*checkpoint\.keep_last"
-    ):
+    with refused("changed-config", "optim.lr was 0.1, got 0.2", "train.epochs was 3, got 5", "checkpoint.keep_last"):
         training.resume(path, {"optim": {"lr": "0.2"}, "train": {"epochs": "5"}}, Silent())
     text = (path / "config.toml").read_text()
     (path / "config.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
-    with pytest.raises(InputError, match="seed was 0, got 1"):
+    with refused("changed-config", "seed was 0, got 1"):
         training.resume(path, {}, Silent())
     (path / "config.toml").write_text(text)
     assert training.resume(path, {"checkpoint": {"keep_last": "1"}}, Silent()).config["checkpoint"]["keep_last"] == 1
@@ -190,7 +189,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     record = json.loads((path / "record.json").read_text())
     record["data"]["train"]["sha256"] = "0" * 64
     (path / "record.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="train data of mnist5k are not those that the run began with: sha256 changed"):
+    with refused("other-data", "train data of mnist5k", "sha256"):
         training.resume(path, {}, Silent())
 
 
@@ -200,7 +199,7 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
         training.start(tiny({"model": {"backend": "eager"}}), path, StopAt(2))
     record = json.loads((path / "record.json").read_text())
     (path / "record.json").write_text(json.dumps({**record, "backend": "native"}))
-    with pytest.raises(InputError, match="the run began with backend native, and here model.backend 'eager' is eager"):
+    with refused("other-backend", "native", "eager"):
         training.resume(path, {}, Silent())
 
 
@@ -211,13 +210,13 @@ def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         training.start(tiny(), path, StopAt(2))
     assert load_run(path, "last", notes.note).weights == "epoch-0000-step-00000002"
-    with pytest.raises(InputError, match="has no best epoch yet"):
+    with refused("no-weights", path):
         load_run(path, "best", notes.note)
     training.resume(path, {}, notes)
     best = json.loads((path / "record.json").read_text())["best_on_test"]
     assert load_run(path, "best", notes.note).weights == f"epoch-{best['epoch']:04d}-step-{best['step']:08d}"
     shutil.rmtree(path / "checkpoints")
-    with pytest.raises(InputError, match="has no weights yet"):
+    with refused("no-weights", path):
         load_run(path, "best", notes.note)
     assert load_run(path, "last", notes.note).weights == "model.safetensors"
 
@@ -280,14 +279,14 @@ def test_a_nan_that_is_read_later_is_told_with_its_step_and_not_saved(
         nonlocal steps
         steps += 1
         self.read_every = 20
-        loss = self.loss
-        self.loss = (lambda o, y: loss(o, y) * float("nan")) if steps == 6 else loss
+        loss = self.objective.loss
+        self.objective.loss = (lambda o, y: loss(o, y) * float("nan")) if steps == 6 else loss
         plain(self, x, y, *rest)  # type: ignore[arg-type]
-        self.loss = loss
+        self.objective.loss = loss
 
     monkeypatch.setattr(step.Stepper, "step", faulty)
     changes = {"checkpoint": {"every_steps": 0, "every_minutes": 0}, "monitor": {"every": 0}}
-    with pytest.raises(InputError, match="training stopped at epoch 2, step 2 of 4: loss nan. Nothing bad was saved"):
+    with refused("not-finite", "epoch 2, step 2 of 4", "loss nan"):
         training.start(tiny(changes), tmp_path / "run", Silent())
     assert steps == 8  # noticed at the epoch's end
     root = tmp_path / "run" / "checkpoints"

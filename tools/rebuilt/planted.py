@@ -72,7 +72,7 @@ def judge(tree: Path, mutant: Mutant) -> Line:
 
 
 def mutants(folder: Path, jobs: int, chosen: list[str]) -> Iterator[Line]:
-    """40 planted mutants are killed by the tests that are named, which pass without them (20 minutes)"""
+    """planted mutants are killed by the tests that are named, which pass without them (20 minutes)"""
     trees: Queue[Path] = Queue()
     for i in range(jobs):
         trees.put(copy_tree(folder / f"copy{i}"))

@@ -8,8 +8,12 @@ from torch import Tensor, nn
 NEW = False
 """Whether the tree beside is the new one; set by `worker.py`."""
 
-OPTIONS: dict[str, str] = {}
-"""Options of `create_model` and `SpikingBlock` that have another name since 0.2: old -> new."""
+METHODS = {"mp-init": {"trsg": "mp-init-trsg"}}
+"""0.2's option `start` by its value: what each method is called that has such a start of its own."""
+GONE = ("gamma_start", "leak")
+"""Options of 0.2 that no preset set to anything but their defaults."""
+BLOCKS_GONE = ("conv_impl",)
+"""Options of a network that a block of its own does not have: its synapse is what the caller passes."""
 
 STATE_CALLS = ("with_state", "forward_with_state", "call_with_state", "carry")
 """Methods of a block that could be the call that takes and returns a state; 0.2's is `block(x, state=...)`."""
@@ -44,9 +48,18 @@ def find(name: str, old: str) -> Any:
     return None
 
 
-def options(given: dict[str, Any]) -> dict[str, Any]:
+def options(given: dict[str, Any], gone: tuple[str, ...] = GONE) -> dict[str, Any]:
     """0.2's options as the tree beside takes them."""
-    return {OPTIONS.get(name, name): value for name, value in given.items()} if NEW else given
+    if not NEW:
+        return given
+    found = {name: value for name, value in given.items() if name not in gone}
+    start = found.pop("start", "rest")
+    return found if start == "rest" else found | {"method": METHODS[start][found["method"]]}
+
+
+def block_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The same of `SpikingBlock`."""
+    return options(given, (*GONE, *BLOCKS_GONE))
 
 
 def network(name: str, **given: Any) -> nn.Module:

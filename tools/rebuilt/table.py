@@ -59,9 +59,9 @@ MUTANTS = (
         ("test_surrogate.py",),
     ),
     Mutant(
-        "Theorem 1, alpha",
+        "Theorem 1, sign of gamma",
         "return beta_bar, gamma_bar.abs() * (alpha * v_th)",
-        "return beta_bar, gamma_bar.abs() * v_th",
+        "return beta_bar, gamma_bar * (alpha * v_th)",
         ("test_mpd.py",),
     ),
     Mutant(
@@ -80,7 +80,7 @@ MUTANTS = (
         "full leak, deviation",
         "(tau * tau).pow(exponents_T).cumsum(0).sqrt() * std",
         "tau.pow(exponents_T).cumsum(0) * std",
-        ("test_mpd.py",),
+        ("test_width_options.py",),
     ),
     Mutant(
         "Eq. 7, factor",
@@ -117,12 +117,6 @@ MUTANTS = (
         "factor = bound_factor(passed.sqrt(), received.sqrt(), std_in, std_out, self.layers)",
         "factor = bound_factor(passed.sqrt(), received.sqrt(), std_out, std_in, self.layers)",
         ("test_chain_width.py",),
-    ),
-    Mutant(
-        "BoundedSize, over processes",
-        "sums = self.replicas.sum(sums)",
-        "sums = sums.clone()",
-        ("test_chain_width.py", "test_share_batch.py"),
     ),
     Mutant(
         "tdBN, threshold",
@@ -216,15 +210,21 @@ MUTANTS = (
     ),
     Mutant(
         "C++ backward, detached reset",
-        "float u = w[t] - v_th, ds = g_at[t * size + p] - through_reset * w[t] * after;",
-        "float u = w[t] - v_th, ds = g_at[t * size + p] - tau * w[t] * after;",
-        ("test_native.py", "test_fused.py"),
+        "float ds = g_t[p] - through_reset * v_t[p] * after;",
+        "float ds = g_t[p] - tau * v_t[p] * after;",
+        ("test_fused.py",),
     ),
     Mutant(
-        "C++ backward, dtau of fired",
+        "C++ backward, dtau",
+        "acc_tau[p] += kept * v_t[p];",
+        "acc_tau[p] += after * v_t[p];",
+        ("test_fused.py",),
+    ),
+    Mutant(
+        "C++ backward in registers, dtau",
         "sum_tau += kept * w[t];",
         "sum_tau += after * w[t];",
-        ("test_native.py", "test_fused.py"),
+        ("test_loss_curve.py",),
     ),
     Mutant(
         "C++ moments, variance",
@@ -294,9 +294,9 @@ MUTANTS = (
     ),
     Mutant(
         "resume, generators",
-        'restore_rng(saved.state["rng"], self.device)',
+        'torch.set_rng_state(_bytes(state["torch"]))',
         "pass",
-        ("test_train_resume.py", "test_train_checkpoint.py"),
+        ("test_train_parts.py",),
     ),
     Mutant(
         "resume, momentum",

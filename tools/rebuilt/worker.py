@@ -146,7 +146,7 @@ def state() -> Iterator[tuple[str, Any]]:
         torch.manual_seed(0)
         conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         given = {"method": method, "backend": backend, "conv_impl": "dense"}
-        block = nn_.SpikingBlock(conv, **shim.options(given)).train()
+        block = nn_.SpikingBlock(conv, **shim.block_options(given)).train()
         drawn = torch.randn(6, 5, 3, 9, 9), torch.randn(6, 5, 8, 9, 9), copied(block)
         x, g, weights = kept(f"state-{method}", partial(tuple, drawn))
         block.load_state_dict(weights, strict=True)

@@ -18,7 +18,7 @@ from mpd_agl import core, ops
 from mpd_agl.adaptation.find import Layer, Run, rehearsal, to_rest
 from mpd_agl.adaptation.norms import FoldedNorm, foldable, folded_norms
 from mpd_agl.adaptation.spike import AdaptiveSpike
-from mpd_agl.adaptation.synapses import FastSynapse, difference, fast_synapses, replaceable
+from mpd_agl.adaptation.synapses import FastSynapse, agrees, fast_synapses, replaceable
 from mpd_agl.core import SURROGATES, Surrogate
 from mpd_agl.errors import InputError
 
@@ -341,8 +341,8 @@ def _fast_synapses(
         if module not in seen:
             continue
         synapse = FastSynapse(module, conv_impl)  # type: ignore[arg-type]
-        if difference(synapse, seen[module]) is not None:
-            synapse.choose("dense")
+        if not agrees(synapse, seen[module]):
+            synapse.conv_impl = "dense"
         readers = [layer for layer in layers if any(m is module for _, m in layer.synapses)]
         if len(readers) == 1:
             synapse.serves = readers[0].spike.fusion

@@ -5,6 +5,10 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from mpd_agl.errors import InputError
 
 FACTORY_HELP = "what builds the network of a run of mpd_agl.fit; it runs your code (default: the network's class)"
@@ -55,10 +59,6 @@ def print_table(
 
     `width` is that of an output which is no terminal.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     numbers = set(right)
     table = Table(box=None, pad_edge=False)
     for i, name in enumerate(head):

@@ -4,11 +4,14 @@ eval "$(mpd-agl completion bash)"
 """
 
 import argparse
-from collections.abc import Iterable
 from importlib import import_module
 from typing import get_args
 
+from mpd_agl.cli import COMMANDS
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.options import FLAGS, VALUES
+from mpd_agl.train.presets import list_presets
+from mpd_agl.train.resolve import fields_of, registries
 
 SCRIPT = r"""_mpd_agl() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=""
@@ -41,21 +44,9 @@ def run(argv: list[str]) -> int:
 
 def script() -> str:
     """The script for bash; zsh reads it through bashcompinit."""
-    from mpd_agl.cli import COMMANDS
-    from mpd_agl.cli.options import FLAGS, VALUES
-    from mpd_agl.data.registry import DATASETS
-    from mpd_agl.models import MODELS
-    from mpd_agl.nn import METHODS
-    from mpd_agl.train.resolve import fields_of, list_presets
-
     fields = fields_of()
-    values: dict[str, Iterable[str]] = {
-        "preset": list_presets(),
-        "method": METHODS,
-        "model.name": MODELS,
-        "data.name": DATASETS,
-    }
-    choices = {name: sorted(known) for name, known in values.items()}
+    choices = {path: sorted(registry.entries) for path, registry in registries().items()}
+    choices["preset"] = sorted(list_presets())
     choices |= {n: list(map(str, get_args(f.annotation))) for n, f in fields.items() if "Literal" in str(f.annotation)}
     options = {"train": [f"--{n}" for n in (*VALUES, *FLAGS, *fields)]}
     for command in COMMANDS:

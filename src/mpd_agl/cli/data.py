@@ -3,7 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="name the data sets and what is at hand")
+    listing = commands.add_parser("list", help="name the data sets and say what is in the cache")
     fetch = commands.add_parser("fetch", help="bring a data set into the cache: official address, or a mirror")
     verify = commands.add_parser("verify", help="read every sample; print counts, means and hashes")
     show = commands.add_parser(
@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     for command in (listing, fetch, verify, show):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="in place of $MPD_AGL_CACHE")
     for command in (verify, show):
-        command.add_argument("--image-size", type=int, default=0, metavar="N", help="see data.image_size of train")
-        command.add_argument("--colour", choices=("auto", "rgb", "grey"), default="auto", help="of your own images")
+        command.add_argument("--image-size", type=int, metavar="N", help="see data.image_size of train")
+        command.add_argument("--colour", choices=("auto", "rgb", "grey"), help="of your own images")
     show.add_argument("-o", "--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     show.add_argument("--split", choices=("train", "test"), default="train")
     return main
@@ -56,41 +56,33 @@ def run(argv: list[str]) -> int:
     if args.command == "list":
         print(_table(args.cache_dir), end="")
         return 0
-    data_dir = args.data_dir.expanduser() if args.data_dir else None
-    if args.command == "fetch":
-        return _fetch(args.name, data_dir, args.cache_dir, args.allow_partial)
-    if args.command == "verify":
-        from mpd_agl.data.verify import verify
+    common = {"data_dir": args.data_dir, "cache_dir": args.cache_dir, "allow_partial": args.allow_partial}
+    own = {k: v for k in ("image_size", "colour") if (v := getattr(args, k, None)) is not None}
+    if args.command == "show":
+        return _show(args.name, args.out, args.split, common, own)
+    from mpd_agl.data import load, registry
+    from mpd_agl.data.verify import verify
 
-        report = verify(
-            args.name,
-            data_dir=data_dir,
-            cache_dir=args.cache_dir,
-            allow_partial=args.allow_partial,
-            image_size=args.image_size,
-            colour=args.colour,
-        )
-        print(_report(report), end="")
-        return 0
+    if args.command == "fetch" and not args.name.startswith("mnist5k"):
+        spec = registry.published(args.name)
+        load.open_files(spec, spec.load_options({}, **common))
+    print(_report(verify(args.name, **common, **own)), end="")
+    return 0
+
+
+def _show(name: str, out: Path | None, split: str, common: dict[str, Any], own: dict[str, Any]) -> int:
+    from mpd_agl.data import registry
     from mpd_agl.data.show import show
-    from mpd_agl.data.types import LoadOptions
 
-    out = args.out or Path(f"{args.name}.png")
+    out = out or Path(f"{name}.png")
     if out.suffix.lower() != ".png":
         raise InputError(f"`show` writes PNG files, got {out}. Use -o {out.with_suffix('.png').name}.")
-    before = _cached(args.cache_dir)
-    options = LoadOptions(
-        data_dir=data_dir,
-        cache_dir=args.cache_dir,
-        allow_partial=args.allow_partial,
-        image_size=args.image_size,
-        colour=args.colour,
-    )
-    show(args.name, out, split=args.split, options=options)
-    for place in sorted(_cached(args.cache_dir) - before):
+    before = _cached(common["cache_dir"])
+    show(name, out, split=split, options=registry.get(name).load_options(own, **common))
+    for place in sorted(_cached(common["cache_dir"]) - before):
         size = sum(path.stat().st_size for path in (place, *place.rglob("*")) if path.is_file()) / 1e6
         print(
-            f"mpd-agl: {args.name} was read once and is kept for training in {place} ({size:,.1f} MB); remove it to "
+            f"mpd-agl: {name} was read once and is kept for training in {place} ({size:,.1f} MB); remove it to "
             "free the space",
             file=sys.stderr,
         )
@@ -107,7 +99,8 @@ def _cached(cache_dir: Path | None) -> set[Path]:
 
 
 def _table(cache_dir: Path | None) -> str:
-    from mpd_agl.data.registry import DATASETS, OfficialSet
+    from mpd_agl.data.fileset import FileSet
+    from mpd_agl.data.registry import DATASETS
     from mpd_agl.data.sources import cache_root
     from mpd_agl.plugins import load_plugins
 
@@ -116,36 +109,20 @@ def _table(cache_dir: Path | None) -> str:
     rows = [("name", "samples", "shape", "classes", "state", "licence")]
     own = []
     for spec in DATASETS.values():
-        if not isinstance(spec, OfficialSet):
+        if spec.name.startswith("mnist5k"):
+            state = "embedded"
+        elif not isinstance(spec, FileSet) or not spec.published:
             own.append(f"  {spec.name:13} {spec.title}")
             continue
-        if spec.reader.startswith("mnist5k"):
-            state = "embedded"
         elif (cache / "converted" / spec.name).is_dir() or (cache / "unpacked" / spec.name).is_dir():
             state = "in the cache"
-        elif spec.remote or spec.mirror:
-            state = "to fetch"
         else:
-            state = "by hand"
+            state = "to fetch" if spec.remote or spec.mirror else "by hand"
         samples = " + ".join(f"{n:,}" for n in spec.counts.values())
         rows.append((spec.name, samples, "x".join(map(str, spec.shape)), str(spec.num_classes), state, spec.licence))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row[:5], widths, strict=True)), row[5]]) for row in rows]
     return "\n".join([*lines, "", "your own data, with --data-dir:", *own, "", f"cache: {cache}"]) + "\n"
-
-
-def _fetch(name: str, data_dir: Path | None, cache_dir: Path | None, allow_partial: bool) -> int:
-    from mpd_agl.data import convert, registry
-    from mpd_agl.data.types import LoadOptions
-    from mpd_agl.data.verify import verify
-
-    spec = registry.official(name)
-    if not spec.reader.startswith("mnist5k"):
-        obtain = convert.obtain_images if spec.kind == "images" else convert.obtain_recordings
-        obtain(spec, LoadOptions(data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial))
-    report = verify(name, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial)
-    print(_report(report), end="")
-    return 0
 
 
 def _report(report: "Report") -> str:

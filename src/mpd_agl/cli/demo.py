@@ -3,7 +3,10 @@
 import argparse
 from pathlib import Path
 
+from mpd_agl.cli import train
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.records import write_atomic
+from mpd_agl.report import build_page, draw, read_run, windows
 
 THRESHOLD = "0.1"
 DIGITS, FIXED, FITTING = "demo", "demo-fixed", "demo-fitting"
@@ -25,11 +28,9 @@ def run(argv: list[str]) -> int:
     """Train, draw, tell."""
     a = parser().parse_args(argv)
 
-    from mpd_agl.cli import train
-
     few = ["--train.epochs", "2", "--data.train_samples", "100", "--data.test_samples", "60", "--monitor.every", "2"]
     stressed = ["--model.v_th", THRESHOLD, "--train.epochs", "4", "--optim.lr", "0.05"]
-    stressed += ["--optim.schedule", "cosine-steps"]  # as `reproduce idea` trains
+    stressed += ["--optim.schedule", "cosine-steps"]  # as experiments/idea.py trains
     parts: tuple[tuple[str, str, list[str]], ...] = (
         (DIGITS, "a spiking network learns digits with MPD-AGL", []),
         (FIXED, f"the same network at a threshold of {THRESHOLD}, with a fixed width", ["--method", "stbp-tdbn"]),
@@ -54,9 +55,6 @@ def run(argv: list[str]) -> int:
 
 def show(folder: Path) -> tuple[Path, Path, str]:
     """Write the picture and the page about all three runs; their paths and what the picture says."""
-    from mpd_agl.records import write_atomic
-    from mpd_agl.report import build_page, draw, read_run, windows
-
     digits, fixed, fitting = (read_run(folder / name) for name in (DIGITS, FIXED, FITTING))
     with draw.style():
         panel = windows.picture(fixed, fitting)

@@ -3,13 +3,19 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.data.load import load_dataset
+from mpd_agl.data.loader import Loader
+from mpd_agl.data.types import FrameConfig
+from mpd_agl.diagnosis import diagnose
 from mpd_agl.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mpd_agl.train.own_network import call_factory
 
 EXAMPLES = """examples:
   mpd-agl diagnose mynet:build                                   on digits (28 x 28, one channel)
@@ -53,11 +59,6 @@ def run(argv: list[str]) -> int:
         if value is not None and value < 1:
             raise InputError(f"{option} must be at least 1, got {value}.")
 
-    import torch
-
-    from mpd_agl.diagnosis import diagnose
-    from mpd_agl.train.own_network import call_factory
-
     if a.batch is not None and (a.num_steps is not None or a.resize is not None):
         raise InputError("--batch is taken as it is, got --num-steps or --resize beside it. Leave them out.")
     torch.manual_seed(a.seed)
@@ -72,9 +73,6 @@ def run(argv: list[str]) -> int:
 
 def _from_file(path: Path) -> "tuple[Tensor, Tensor | None]":
     """x and y of an .npz file; no pickled objects are read."""
-    import numpy as np
-    import torch
-
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y") if name in file.files}
@@ -95,13 +93,6 @@ def _from_file(path: Path) -> "tuple[Tensor, Tensor | None]":
 
 def _from_data(a: argparse.Namespace) -> "tuple[Tensor, Tensor]":
     """The first samples of a data set, normalised as in training, in a fixed random order."""
-    import numpy as np
-    from torch.nn import functional as F
-
-    from mpd_agl.data.load import load_dataset
-    from mpd_agl.data.loader import Loader
-    from mpd_agl.data.types import FrameConfig
-
     frames = FrameConfig(num_steps=a.num_steps) if a.num_steps else None
     data = load_dataset(a.data or "mnist5k", "train", data_dir=a.data_dir, frames=frames)
     index_N = np.random.default_rng(0).permutation(len(data))[: a.samples]

@@ -3,17 +3,21 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
 
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.diagnosis import EnergyReport, energy, measure_activity
 from mpd_agl.errors import InputError
+from mpd_agl.models import Network, create_model, load_weights
+from mpd_agl.nn import TdBatchNorm
+from mpd_agl.train import build
+from mpd_agl.train.load_run import load_run
 from mpd_agl.train.runfolder import find_run
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mpd_agl.diagnosis import EnergyReport
-    from mpd_agl.models import Network
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,8 +63,6 @@ def run(argv: list[str]) -> int:
     if a.samples < 1:
         raise InputError(f"--samples must be at least 1, got {a.samples}.")
 
-    from mpd_agl.diagnosis import energy, measure_activity
-
     of_run = a.checkpoint is not None and a.checkpoint.is_dir()
     net, x, source = _from_run(a) if of_run else _from_options(a)
     frames = x.dim() == 5
@@ -74,9 +76,6 @@ def run(argv: list[str]) -> int:
 
 def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     """The network, weights and test data of a run."""
-    from mpd_agl.train import build
-    from mpd_agl.train.load_run import load_run
-
     trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
     net = trained.network
     if net.name != a.model:
@@ -103,7 +102,6 @@ def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
         parts.append(x)
         if sum(p.shape[-4] for p in parts) >= a.samples:
             break
-    import torch
 
     x = torch.cat(parts, dim=-4)
     x = x[: a.samples] if x.dim() == 4 else x[:, : a.samples]
@@ -119,11 +117,6 @@ def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
         options["num_classes"] = a.num_classes
     if a.dataset_shape is not None:
         options["in_channels"], options["image_size"] = parse_shape(a.dataset_shape)
-
-    import torch
-
-    from mpd_agl.models import create_model, load_weights
-    from mpd_agl.nn import TdBatchNorm
 
     torch.manual_seed(a.seed)
     net = create_model(a.model, **options)
@@ -146,9 +139,6 @@ def _from_options(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
 
 def print_table(report: "EnergyReport", trained: bool) -> None:
     """Print the table per layer, the totals by each convention, and what the words mean."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(soft_wrap=True)
     title = f"{report.model}, T={report.num_steps}: operations of one inference (millions)"
     table = Table(title=title, box=None, pad_edge=False, header_style="bold")

@@ -5,16 +5,29 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mpd_agl import records
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
 from mpd_agl.errors import InputError
+from mpd_agl.models import Network
+from mpd_agl.nn import fold
+from mpd_agl.ops import reuse_pages
+from mpd_agl.records import write_atomic
+from mpd_agl.report import draw
+from mpd_agl.report.scores import early_figure
+from mpd_agl.train import build
+from mpd_agl.train.attacks import Pixels, build_attack
+from mpd_agl.train.build import backend_that_runs
+from mpd_agl.train.early_exit import Early, compare_predictions, early_answers, fast_network, int8_network
+from mpd_agl.train.evaluate import Evaluation, evaluate
+from mpd_agl.train.load_run import Trained, evaluation_device, load_pretrained, load_run
+from mpd_agl.train.rng import seed_all
 from mpd_agl.train.runfolder import check_run, find_run
-
-if TYPE_CHECKING:
-    from mpd_agl.train.early_exit import Early
-    from mpd_agl.train.evaluate import Evaluation
-    from mpd_agl.train.load_run import Trained
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,9 +102,6 @@ def run(argv: list[str]) -> int:
     if a.run:
         check_run(a.run)
 
-    from mpd_agl.ops import reuse_pages
-    from mpd_agl.train.load_run import load_pretrained, load_run
-
     reuse_pages()
     if a.pretrained:
         trained = load_pretrained(a.pretrained, conv_impl=a.conv_impl or "")
@@ -114,14 +124,6 @@ def run(argv: list[str]) -> int:
 
 
 def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], thresholds: list[float]) -> Tested:
-    from mpd_agl.nn import fold
-    from mpd_agl.train import build
-    from mpd_agl.train.attacks import Pixels, build_attack
-    from mpd_agl.train.early_exit import compare_predictions, early_answers, fast_network, int8_network
-    from mpd_agl.train.evaluate import evaluate
-    from mpd_agl.train.load_run import evaluation_device
-    from mpd_agl.train.rng import seed_all
-
     config, device = trained.config, evaluation_device(trained)
     data, attack = trained.record.data, None
     if a.attack:
@@ -162,10 +164,6 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
 
 
 def _plot(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
-    from mpd_agl.records import write_atomic
-    from mpd_agl.report import draw
-    from mpd_agl.report.scores import early_figure
-
     T, rows = max(tested.early.items())
     title = f"{trained.record.name}, T={T}, {a.split} set of {trained.config.data.name}"
     figure = early_figure([e.to_dict() for e in rows], title)
@@ -176,10 +174,6 @@ def _plot(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
 
 
 def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[str, Any]:
-    import torch
-
-    from mpd_agl import records
-
     config = trained.config
     return {
         "run": trained.record.name,
@@ -211,10 +205,6 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
 
 
 def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
-    from mpd_agl.models import Network
-    from mpd_agl.train.build import backend_that_runs
-    from mpd_agl.train.load_run import evaluation_device
-
     config = trained.config
     how = f", {tested.how}" if tested.how else ""
     how += f", {a.conv_impl} convolutions" if a.conv_impl else ""
@@ -294,12 +284,15 @@ def check_options(a: argparse.Namespace) -> None:
     others = [f"--{n.replace('_', '-')}" for n in ("fold", "fast", "int8", "exit_threshold") if getattr(a, n)]
     if a.attack and others:
         raise InputError(
-            f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out."
+            f"--attack follows the gradient of the network as it was trained, got {others[0]}. Leave that out.",
+            "attack-options",
         )
     if not a.attack and (a.eps, a.attack_steps) != (None, None):
-        raise InputError("--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.")
+        raise InputError(
+            "--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.", "attack-options"
+        )
     if a.attack == "fgsm" and a.attack_steps is not None:
-        raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.")
+        raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.", "attack-options")
     if a.attack_steps is None:
         a.attack_steps = 1 if a.attack == "fgsm" else 10
     a.eps = "8/255" if a.eps is None else a.eps
@@ -315,9 +308,6 @@ def check_options(a: argparse.Namespace) -> None:
 
 
 def _print_tables(e: "Evaluation", T: int, classes: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     console, K = Console(), len(classes)
     if K > 20:
         worst = sorted((v, n) for v, n in zip(e.per_class_K, classes, strict=True) if v is not None)

@@ -4,8 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch
+
 from mpd_agl.cli.arguments import FACTORY_HELP, Parser
 from mpd_agl.errors import InputError
+from mpd_agl.export.nir import export_nir
+from mpd_agl.export.onnx import export_onnx
+from mpd_agl.models import Network
+from mpd_agl.train.load_run import load_run
 from mpd_agl.train.runfolder import check_run, find_run
 
 
@@ -38,22 +44,14 @@ def run(argv: list[str]) -> int:
         raise InputError("--int8 goes with --format onnx; NIR files hold the weights as they are.")
     check_run(a.run)
 
-    from mpd_agl.train.load_run import load_run
-
     trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
     shape = trained.record.data["shape"]
     T, frames = a.num_steps or trained.num_steps, len(shape) == 4
     trained.set_steps(T)
     if a.format == "nir":
-        from mpd_agl.export.nir import export_nir
-
         export_nir(trained.network, a.out)
         print(f"{a.out}: NIR graph of {trained.record.name}, {a.out.stat().st_size:,} bytes")
         return 0
-    import torch
-
-    from mpd_agl.export.onnx import export_onnx
-    from mpd_agl.models import Network
 
     own = None if isinstance(trained.net, Network) else trained.net
     example = None if own is None else torch.randn(*([T] if frames else []), 2, shape[-1], *shape[-3:-1])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.export import import_weights
+from mpd_agl.models import create_model, save_weights
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,9 +41,6 @@ def run(argv: list[str]) -> int:
         raise InputError(f"{a.out.parent} is no folder. Make it first.")
     if not a.file.is_file():
         raise InputError(f"{a.file} is no file. Check the path.")
-
-    from mpd_agl.export import import_weights
-    from mpd_agl.models import create_model, save_weights
 
     names = ("num_classes", "num_steps", "in_channels", "image_size", "width_mult", "v_th", "alpha")
     options = {name: getattr(a, name) for name in names if getattr(a, name) is not None}

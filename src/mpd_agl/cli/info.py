@@ -2,12 +2,18 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from mpd_agl import records
 from mpd_agl.cli.arguments import Parser
-
-if TYPE_CHECKING:
-    from mpd_agl.models import Card
+from mpd_agl.data.registry import DATASETS
+from mpd_agl.data.sources import cache_root
+from mpd_agl.models import MODELS, Card, list_pretrained, pretrained_card
+from mpd_agl.nn import METHODS
+from mpd_agl.ops import backends_here
+from mpd_agl.train.presets import list_presets
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,16 +26,6 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """Look and print."""
     a = parser().parse_args(argv)
-
-    import torch
-
-    from mpd_agl import records
-    from mpd_agl.data.registry import DATASETS
-    from mpd_agl.data.sources import cache_root
-    from mpd_agl.models import MODELS, list_pretrained, pretrained_card
-    from mpd_agl.nn import METHODS
-    from mpd_agl.ops import backends_here
-    from mpd_agl.train.resolve import list_presets
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts: dict[str, Any] = {

@@ -7,8 +7,16 @@ import shlex
 import sys
 import uuid
 
+import torch
+
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.options import parse
+from mpd_agl.cli.train import prepare
 from mpd_agl.errors import InputError
+from mpd_agl.train.build import check_processes
+from mpd_agl.train.resuming import LAUNCH
+from mpd_agl.train.runfolder import RunFolder, check_free
+from mpd_agl.train.signals import EXIT_SAVED
 
 SETTINGS = {
     # a store that is shared with the agent keeps a killed rank's keys, and a restart can hang on them
@@ -86,8 +94,6 @@ def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
 
 def _processes(text: str) -> int:
     if text == "auto":
-        import torch
-
         return torch.cuda.device_count() or 1
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise InputError(f"--nproc must be auto or a number from 1 to 1024, got {text!r}. Use one process per GPU.")
@@ -108,12 +114,8 @@ def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
         raise InputError(
             f"--nnodes must be a number or a range, got {a.nnodes!r}. For example: --nnodes 4, or --nnodes 2:4."
         )
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", job):
-        raise InputError(f"--rdzv-id must be letters, digits and ._-, got {job!r}.")
-    if a.max_restarts < 0 or a.threads < 0:
-        raise InputError("--max-restarts and --threads must not be negative. Use 0 for none, or for the default.")
     alone = a.nnodes in ("1", "1:1")
-    if not alone and not re.fullmatch(r"\S+:\d+", a.rdzv_endpoint):
+    if not alone and not a.rdzv_endpoint:
         raise InputError(
             f"--nnodes {a.nnodes} needs --rdzv-endpoint HOST:PORT, a node that all others reach, "
             f"got {a.rdzv_endpoint!r}."
@@ -136,20 +138,17 @@ def _torchrun(a: argparse.Namespace, processes: int, job: str) -> list[str]:
 
 def _check(argv: list[str], job: str, processes: int) -> None:
     """Refuse what every process would refuse, before any is started."""
-    from mpd_agl.cli.options import parse
-    from mpd_agl.cli.train import prepare
-    from mpd_agl.train.config import check_processes
-
     options = parse(argv)
     if surplus := sorted(options.flags & {"help", "dry-run"}):
         raise InputError(f"--{surplus[0]} does not train. Use mpd-agl train --{surplus[0]}, without launch.")
-    task = prepare(options, free=False)
-    if task.config is not None:
-        check_processes(task.config, processes)
-    path = task.path
-    mark = path / ".launch"
+    task = prepare(options)
+    mark = task.path / LAUNCH
+    if task.config is None:
+        RunFolder.open(task.path).close()
+        return
+    check_processes(task.config, processes)
     if not (mark.is_file() and mark.read_text() == job):  # else it is this job's run, to be continued
-        prepare(options, free=True)
+        check_free(task.path, overwrite="overwrite" in options.flags)
 
 
 def _launch(arguments: list[str]) -> int:
@@ -158,8 +157,6 @@ def _launch(arguments: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args
     from torch.distributed.run import run as run_torchrun
-
-    from mpd_agl.train.signals import EXIT_SAVED
 
     try:
         run_torchrun(parse_args(arguments))  # type: ignore[no-untyped-call]

@@ -82,7 +82,7 @@ def _take(out: Options, known: dict[str, Any], name: str, values: list[str]) -> 
     elif negated in known and known[negated].annotation is bool and not values:
         out.overrides[negated] = "false"
     else:
-        out.mistakes.append(unknown_field(f"--{name}", (*VALUES, *FLAGS)))
+        out.mistakes.append(unknown_field(f"--{name}", further=(*VALUES, *FLAGS)))
 
 
 def _single(out: Options, name: str, values: list[str], into: dict[str, Any]) -> None:

@@ -5,14 +5,20 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
+from mpd_agl.data.augment import normalise
 from mpd_agl.errors import InputError
+from mpd_agl.models import pretrained_card
+from mpd_agl.train.early_exit import int8_network
+from mpd_agl.train.load_run import load_pretrained, load_run
+from mpd_agl.train.losses import mean_output
 from mpd_agl.train.runfolder import find_run
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 LARGEST = 64_000_000
 """Pixels of an image; a larger JPEG is decoded at a fraction of its size, anything else that large is refused."""
@@ -61,14 +67,6 @@ def run(argv: list[str]) -> int:
             "--weights and --factory are for runs, and --pretrained names a trained network. Leave them out."
         )
     images = a.paths if a.pretrained else a.paths[1:]
-
-    import numpy as np
-    import torch
-
-    from mpd_agl.data.augment import normalise
-    from mpd_agl.train.early_exit import int8_network
-    from mpd_agl.train.load_run import load_pretrained, load_run
-    from mpd_agl.train.losses import mean_output
 
     if a.pretrained:
         trained, source = load_pretrained(a.pretrained), f"network {a.pretrained}"
@@ -148,9 +146,6 @@ def read_image(path: Path, shape: list[int], polarity: str | None, invert: bool 
     A picture with a ground (`polarity`) is padded to the network's shape with its ground; a photo loses what its longer
     side has too much of. `invert=None` decides by the ground of the image.
     """
-    import numpy as np
-    from PIL import Image, ImageOps
-
     height, width, channels = shape
     plain = _open(path, "L" if channels == 1 else "RGB", (width, height))
     if plain.size == (width, height):
@@ -175,8 +170,6 @@ def read_image(path: Path, shape: list[int], polarity: str | None, invert: bool 
 
 def polarity_of_image(x_HWC: Any) -> str | None:
     """Which of light and dark is the ground: three quarters of the border lie on that side of the middle."""
-    import numpy as np
-
     low, high = int(x_HWC.min()), int(x_HWC.max())
     if high - low < 8:  # an empty sheet has no drawing
         return None
@@ -186,15 +179,11 @@ def polarity_of_image(x_HWC: Any) -> str | None:
 
 
 def _border(x_HW: Any) -> Any:
-    import numpy as np
-
     return np.concatenate([x_HW[0].ravel(), x_HW[-1].ravel(), x_HW[:, 0].ravel(), x_HW[:, -1].ravel()])
 
 
 def _open(path: Path, mode: str, size: tuple[int, int]) -> "Image.Image":
     """The image the right way up, on white where it is transparent, as 8-bit grey or RGB."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of large images, which are handled here
@@ -222,8 +211,6 @@ def _open(path: Path, mode: str, size: tuple[int, int]) -> "Image.Image":
 
 def _about(pretrained: str) -> str:
     """What a trained network knows, in a line: its classes come from a data set of small images."""
-    from mpd_agl.models import pretrained_card
-
     card = pretrained_card(pretrained)
     H, W, _ = card.shape
     score = 100 * card.check["stored"]["accuracy"]
@@ -235,9 +222,6 @@ def _about(pretrained: str) -> str:
 
 def _from_deep(image: "Image.Image") -> "Image.Image":
     """Whole numbers of 16 bits or floats as 8 bits; Pillow's own conversion would cut at 255."""
-    import numpy as np
-    from PIL import Image
-
     values = np.nan_to_num(np.asarray(image, dtype=np.float64))
     most = float(values.max())
     if image.mode.startswith("I"):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from mpd_agl.cli.arguments import Parser
 from mpd_agl.errors import InputError
+from mpd_agl.records import reading, write_atomic
+from mpd_agl.report import build_page, check_comparable, read_run, write_figures
 from mpd_agl.train.runfolder import find_run
 
 
@@ -35,9 +37,6 @@ def run(argv: list[str]) -> int:
         raise InputError(f"{output} is a folder. Name a file, as in -o {output / 'report.html'}.")
     if a.output and not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} for the page. Make it, or choose another -o.")
-
-    from mpd_agl.records import reading, write_atomic
-    from mpd_agl.report import build_page, check_comparable, read_run, write_figures
 
     with reading(", ".join(map(str, a.runs))):
         found = [read_run(path) for path in a.runs]

@@ -3,12 +3,16 @@
 import argparse
 import json
 import math
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mpd_agl.cli.arguments import Parser, print_table
-from mpd_agl.errors import InputError
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.records import read_metrics, read_record, reading
+from mpd_agl.train.console import duration
+from mpd_agl.train.runfolder import MARK, in_use
 
 COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "best", "time", "started")
 
@@ -54,10 +58,7 @@ def run(argv: list[str]) -> int:
 
 def _open(folder: Path, name: str, rows: list[dict[str, Any]]) -> int:
     """Write the report where the records are newer than it, and show it."""
-    import webbrowser
-
     from mpd_agl.cli import report
-    from mpd_agl.errors import unknown_name
 
     known = sorted((row["started"] or "", row["name"]) for row in rows if row["status"] != "unreadable")
     if not known:
@@ -78,9 +79,6 @@ def _open(folder: Path, name: str, rows: list[dict[str, Any]]) -> int:
 
 def read_row(path: Path) -> dict[str, Any] | None:
     """A run in one row; None where there is no run. A record that cannot be read is a row that says so."""
-    from mpd_agl.records import read_record, reading
-    from mpd_agl.train.runfolder import MARK, in_use
-
     if not (path / MARK).is_file():
         return None
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -119,8 +117,6 @@ def _number(value: Any) -> float | None:
 
 def last_epoch(path: Path) -> dict[str, Any] | None:
     """The newest epoch of an unfinished run's metrics."""
-    from mpd_agl.records import read_metrics
-
     last = None
     try:
         for line in read_metrics(path):
@@ -131,8 +127,6 @@ def last_epoch(path: Path) -> dict[str, Any] | None:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from mpd_agl.train.console import duration
-
     shown: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda share: f"{100 * share:.2f} %",
         "best": lambda share: f"{100 * share:.2f} %",

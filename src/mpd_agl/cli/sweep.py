@@ -5,14 +5,18 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
-
-if TYPE_CHECKING:
-    from mpd_agl.sweeps.config import Sweep
-    from mpd_agl.sweeps.jobs import Jobs
+from mpd_agl.sweeps.config import Sweep, read_sweep
+from mpd_agl.sweeps.jobs import Jobs, Processes, Submitted, parse_slurm
+from mpd_agl.sweeps.sweep import changes_on_resume, finish, open_sweep, read_folder, run_here, run_jobs
+from mpd_agl.sweeps.trial import run_trial
+from mpd_agl.train.console import Lines, build_display, duration, time_left
+from mpd_agl.train.dry_run import measure
+from mpd_agl.train.runfolder import check_name
+from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
 EXAMPLE = """a file:
   preset = "demo"
@@ -62,10 +66,7 @@ def run(argv: list[str]) -> int:
     if a.slurm is not None and a.workers > 1:
         raise InputError("--workers does not go with --slurm. Say how many jobs at a time with --slurm ...,jobs=N.")
 
-    from mpd_agl.sweeps.config import read_sweep
-    from mpd_agl.sweeps.jobs import parse_slurm
     from mpd_agl.sweeps.optuna_study import load_optuna
-    from mpd_agl.train.runfolder import check_name
 
     words = None if a.slurm is None else parse_slurm(a.slurm)
     sweep = read_sweep(a.file)
@@ -77,11 +78,6 @@ def run(argv: list[str]) -> int:
 
 
 def _trial(folder: Path, number: int) -> int:
-    from mpd_agl.sweeps.sweep import changes_on_resume, read_folder
-    from mpd_agl.sweeps.trial import run_trial
-    from mpd_agl.train.console import Lines
-    from mpd_agl.train.signals import EXIT_SAVED, Stopped
-
     sweep = read_folder(folder)
     try:
         run_trial(sweep, folder, number, Lines(), changes_on_resume(sweep))
@@ -93,10 +89,6 @@ def _trial(folder: Path, number: int) -> int:
 
 def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, str] | None) -> int:
     from mpd_agl.sweeps import optuna_study as studies
-    from mpd_agl.sweeps.jobs import Processes, Submitted
-    from mpd_agl.sweeps.sweep import finish, open_sweep, run_here, run_jobs
-    from mpd_agl.train.console import build_display, time_left
-    from mpd_agl.train.signals import EXIT_SAVED, Stopped
 
     say = (lambda text: None) if a.json else print
     jobs: Jobs | None = None
@@ -180,9 +172,6 @@ def print_trials(results: dict[str, Any], sweep: "Sweep") -> None:
 
 
 def _dry_run(sweep: "Sweep", *, as_json: bool) -> int:
-    from mpd_agl.train.console import duration
-    from mpd_agl.train.dry_run import measure
-
     estimate = measure(sweep.base)
     most_s = estimate.run_s * sweep.trials
     if as_json:

@@ -6,17 +6,23 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpd_agl.cli.options import Options, parse
+from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
+from mpd_agl.records import RunRecord
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, to_toml
-from mpd_agl.train.runfolder import RunFolder, check_free, check_name, check_run, find_run
-
-if TYPE_CHECKING:
-    from mpd_agl.records import RunRecord
-    from mpd_agl.train.observe import Display
+from mpd_agl.train.console import Mute, build_display, duration
+from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
+from mpd_agl.train.dry_run import measure
+from mpd_agl.train.observe import Display
+from mpd_agl.train.presets import read_preset
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.train.resuming import began_in_this_launch
+from mpd_agl.train.runfolder import check_name, check_run, find_run
+from mpd_agl.train.signals import EXIT_SAVED, Stopped
+from mpd_agl.train.training import resume, start
 
 EXIT_BAD = 2
 
@@ -42,7 +48,7 @@ def run(argv: list[str]) -> int:
     if "help" in options.flags:
         return _help(options)
     try:
-        task = prepare(options, free="TORCHELASTIC_RUN_ID" not in os.environ)
+        task = prepare(options)
     except InputError:
         if rank():  # rank 0 says it
             return EXIT_BAD
@@ -52,20 +58,16 @@ def run(argv: list[str]) -> int:
     return _train(task)
 
 
-def prepare(options: Options, *, free: bool) -> Task:
-    """Check a command line; `free`: its folder too, before torch is imported, so that a refusal comes at once."""
+def prepare(options: Options) -> Task:
+    """Check a command line."""
     if "resume" in options.values:
-        return _prepare_resume(options, free)
+        return _prepare_resume(options)
     table, mistakes = gather(options)
     path = Path(options.values.get("runs-dir", "runs")).expanduser() / run_name(options, table)
-    if free and not mistakes and "dry-run" not in options.flags:
-        check_free(path, overwrite="overwrite" in options.flags)
     return Task(options, path, resolve(table, given=options.overrides, mistakes=mistakes))
 
 
 def _help(options: Options) -> int:
-    from mpd_agl.cli.trainhelp import help_text
-
     print(help_text(read_preset(options.values["preset"]) if "preset" in options.values else {}), end="")
     return 0
 
@@ -98,7 +100,7 @@ def run_name(options: Options, table: dict[str, Any]) -> str:
     return check_name(re.sub(r"[^\w.+=-]", ".", f"{what}-{method}-s{values['seed']}"))
 
 
-def _prepare_resume(options: Options, free: bool) -> Task:
+def _prepare_resume(options: Options) -> Task:
     surplus = sorted(
         (options.flags & {"overwrite", "dry-run"}) | (set(options.values) & {"preset", "name", "runs-dir"})
     )
@@ -109,8 +111,6 @@ def _prepare_resume(options: Options, free: bool) -> Task:
         raise as_error(mistakes, "the command line")
     path = find_run(options.values["resume"])
     check_run(path)
-    if free:
-        RunFolder.open(path).close()
     changes = nest(options.overrides)
     if "config" in options.values:
         changes = merge(read_toml(Path(options.values["config"]).expanduser()), changes)
@@ -119,10 +119,6 @@ def _prepare_resume(options: Options, free: bool) -> Task:
 
 def _train(task: Task) -> int:
     """Start or resume, on this process or as one of several, and tell how it ended."""
-    from mpd_agl.train.console import Mute, build_display
-    from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost
-    from mpd_agl.train.signals import EXIT_SAVED, Stopped
-
     flags, path = task.options.flags, task.path
     as_json = "json" in flags
     display = build_display("json" if as_json else "quiet" if "quiet" in flags else "auto") if rank() == 0 else Mute()
@@ -134,7 +130,9 @@ def _train(task: Task) -> int:
     except EndedTogether:
         return EXIT_BAD
     except InputError as error:
-        raise InputError(f"rank {rank()}: {error}" if rank() else str(error)) from error
+        if rank():
+            raise InputError(f"rank {rank()}: {error}", error.code) from error
+        raise
     except Stopped as stop:
         line = json.dumps({"log": "stopped", "by": stop.by, "step": stop.step})
         words = f"stopped by {stop.by} at step {stop.step}, saved. Continue: mpd-agl train --resume {path}"
@@ -145,10 +143,6 @@ def _train(task: Task) -> int:
 
 
 def _start_or_resume(task: Task, display: "Display") -> "RunRecord":
-    from mpd_agl.train.distributed import connect
-    from mpd_agl.train.resuming import began_in_this_launch
-    from mpd_agl.train.training import resume, start
-
     path, config, overwrite = task.path, task.config, "overwrite" in task.options.flags
     with connect() as ranks:
         if config is None:
@@ -167,8 +161,6 @@ def _say(text: str, where: Any = None) -> None:
 
 
 def _result(record: "RunRecord", path: Path) -> str:
-    from mpd_agl.train.console import duration
-
     final, best = record.final or {}, record.best_on_test or {}
     held_out = record.config["data"].get("holdout")
     scored, where = ("validation", "held-out samples") if held_out else ("test", "test set")
@@ -181,9 +173,6 @@ def _result(record: "RunRecord", path: Path) -> str:
 
 def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     """Print the configuration, and what it would cost."""
-    from mpd_agl.train.console import duration
-    from mpd_agl.train.dry_run import measure
-
     e = measure(config)  # first: an error stands alone
     if as_json:
         print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from mpd_agl.cli.options import FLAGS, VALUES
+from mpd_agl.models import MODELS
+from mpd_agl.nn import METHODS
+from mpd_agl.options import ConfigTable
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.resolve import fields_of, flatten, list_presets, toml_value
+from mpd_agl.train.objective import OBJECTIVES
+from mpd_agl.train.presets import list_presets
+from mpd_agl.train.resolve import flatten, registries, toml_value
 
 EXIT_CODES = (
     "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "
     "--resume; 76 another process of the run is gone, see mpd-agl launch; 130 ended at once by a second Ctrl-C."
 )
-KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple[str, ...]: "TEXT ..."}
+KINDS: dict[Any, str] = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple[str, ...]: "TEXT ..."}
 
 
 def help_text(preset: Mapping[str, Any]) -> str:
-    """The text; a preset's values stand in the place of the defaults."""
+    """The text; a preset's values are shown in place of the defaults."""
     own = {f"--{name} {kind}": text for name, (kind, text) in VALUES.items()} | {f"--{n}": t for n, t in FLAGS.items()}
     parts = [
         "usage: mpd-agl train --preset NAME [OPTIONS]\n",
@@ -25,19 +30,38 @@ def help_text(preset: Mapping[str, Any]) -> str:
         + "\n",
         _rows("options", own),
     ]
-    defaults, shown = flatten(preset), fields_of()
-    sections = dict.fromkeys(name.rpartition(".")[0] for name in shown)
-    for section in sections:
-        rows = {}
-        for name, info in shown.items():
-            if name.rpartition(".")[0] == section:
-                kind = KINDS.get(info.annotation) or "|".join(get_args(info.annotation))
-                default = f"(default: {toml_value(defaults.get(name, info.default))})"
-                rows[f"--{name.replace('_', '-')} {kind}"] = f"{info.description or ''} {default}".strip()
-        about = RunConfig.model_fields[section].annotation.__doc__ if section else RunConfig.__doc__
-        parts.append(_rows(f"{section or 'run'}: {(about or '').rstrip('.')}", rows))
+    defaults = flatten(preset)
+    sections: dict[str, type[ConfigTable]] = {"": RunConfig}
+    sections |= {n: type(v) for n, v in RunConfig() if isinstance(v, ConfigTable)}
+    for section, table in sections.items():
+        title = f"{section or 'run'}: {(table.__doc__ or '').rstrip('.')}"
+        parts.append(_rows(title, _options(table, section, defaults)))
+        for path, registry in registries().items():
+            having: dict[tuple[str, str], list[str]] = {}
+            for name, options in registry.entries.items() if registry.section == section else ():
+                for row in _options(options, section, defaults).items():
+                    having.setdefault(row, []).append(name)
+            rows: dict[str, str] = {}
+            for (option, text), names in having.items():
+                rows[option] = f"{rows.get(option, '')} [{', '.join(names)}] {text}".strip()
+            parts += [_rows(f"{section}: options of one {path} or some", rows)] if rows else []
+    abouts: dict[str, Mapping[str, Any]] = {"methods": METHODS, "networks": MODELS, "losses": OBJECTIVES}
+    parts += [_rows(title, {n: e.about for n, e in known.items()}) for title, known in abouts.items()]
     parts += [_rows("presets", list_presets()), f"exit codes\n{_fill(EXIT_CODES, '  ')}\n"]
     return "\n".join(parts)
+
+
+def _options(table: type[ConfigTable], section: str, defaults: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of a table's options."""
+    rows = {}
+    for name, info in table.model_fields.items():
+        path, kind = f"{section}.{name}".lstrip("."), info.annotation
+        if isinstance(kind, type) and issubclass(kind, ConfigTable):
+            continue
+        words = KINDS.get(kind) or "|".join(word for word in get_args(kind) if isinstance(word, str)) or "TEXT"
+        default = f"(default: {toml_value(defaults.get(path, info.default))})"
+        rows[f"--{path.replace('_', '-')} {words}"] = f"{info.description or ''} {default}".strip()
+    return rows
 
 
 def _fill(text: str, indent: str = "") -> str:

@@ -67,7 +67,6 @@ class Rectangular(Surrogate):
         return (u.abs() < kappa / 2).to(u.dtype) / kappa
 
 
-
 @dataclass(frozen=True)
 class Triangular(Surrogate):
     """`h(u) = max(0, 1 - |u|/kappa) / kappa` (Bellec et al. 2018)."""
@@ -77,7 +76,6 @@ class Triangular(Surrogate):
     def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """The triangle of half-width kappa."""
         return (1 - u.abs() / kappa).clamp_min(0) / kappa
-
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class Sigmoid(Surrogate):
         return torch.sigmoid(r) * torch.sigmoid(-r) * 4 / kappa
 
 
-
 @dataclass(frozen=True)
 class Arctan(Surrogate):
     """`h(u) = 1 / (kappa (1 + (pi u/kappa)^2))` (Fang et al. 2021)."""
@@ -105,10 +102,7 @@ class Arctan(Surrogate):
         return 1 / (1 + r * r) / kappa
 
 
-
-SURROGATES: dict[str, Surrogate] = {
-    s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan())
-}
+SURROGATES: dict[str, Surrogate] = {s.name: s for s in (Rectangular(), Triangular(), Sigmoid(), Arctan())}
 
 
 def register_surrogate(surrogate: Surrogate) -> Surrogate:
@@ -167,4 +161,3 @@ def spike(
     kappa = torch.as_tensor(kappa, dtype=u.dtype, device=u.device)
     out: Tensor = _Spike.apply(u, kappa, get_surrogate(surrogate), gain)  # type: ignore[no-untyped-call]
     return out
-

@@ -6,6 +6,7 @@ train = load_dataset("folder", "train", data_dir="flowers", image_size=48)
 
 from mpd_agl.data.arrays import as_array_set
 from mpd_agl.data.load import load_dataset
+from mpd_agl.data.options import FrameOptions, ImageOptions, SplitOptions
 from mpd_agl.data.registry import register_dataset
 from mpd_agl.data.types import ArraySet, DataSet, EventStream, FrameConfig, LoadOptions
 
@@ -14,7 +15,9 @@ __all__ = [
     "DataSet",
     "EventStream",
     "FrameConfig",
+    "ImageOptions",
     "LoadOptions",
+    "SplitOptions",
     "as_array_set",
     "load_dataset",
     "register_dataset",

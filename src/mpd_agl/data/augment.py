@@ -80,19 +80,10 @@ def flip(x: Batch, key: Key) -> Batch:
 
 def roll(x: Batch, pixels: int, key: Key) -> Batch:
     """Shift each sample by up to `pixels` each way, cyclically."""
-    H, W = x.shape[-3:-1]
-    shift_N2 = integers(key.uniform("roll", 2), -pixels, pixels)
     out = np.empty_like(x)
-    for out_i, x_i, (dy, dx) in zip(out, x, shift_N2.tolist(), strict=True):
-        for rows_out, rows_in in _halves(dy % H, H):
-            for cols_out, cols_in in _halves(dx % W, W):
-                out_i[..., rows_out, cols_out, :] = x_i[..., rows_in, cols_in, :]
+    for out_i, x_i, shift in zip(out, x, integers(key.uniform("roll", 2), -pixels, pixels).tolist(), strict=True):
+        out_i[:] = np.roll(x_i, shift, axis=(-3, -2))
     return out
-
-
-def _halves(shift: int, size: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Give the two pieces of a cyclic shift as (to, from)."""
-    return (slice(shift, size), slice(0, size - shift)), (slice(0, shift), slice(size - shift, size))
 
 
 def cutout(x: Batch, side: int, fill_C: NDArray[np.uint8], key: Key) -> Batch:
@@ -156,31 +147,27 @@ class Augmentation:
 
 def _make(step: str, fill_C: NDArray[np.uint8]) -> Callable[[Batch, Key], Batch]:
     """Turn `name=value` into a function of a batch and its key."""
-    name, has_value, value = step.partition("=")
+    name, has_value, text = step.partition("=")
+    steps: dict[str, tuple[str, Callable[[Batch, Key, int], Batch]]] = {
+        "crop": ("4", lambda x, key, pixels: crop(x, pixels, key)),
+        "roll": ("5", lambda x, key, pixels: roll(x, pixels, key)),
+        "cutout": ("16", lambda x, key, pixels: cutout(x, pixels, fill_C, key)),
+    }
     if name == "flip":
         if has_value:
             raise InputError(f"augmentation step 'flip' takes no value, got {step!r}; write 'flip'.")
         return flip
     if name == "autoaugment":
-        policy = value if has_value else "cifar"
+        policy = text if has_value else "cifar"
         if policy not in POLICIES:
             raise unknown_name("AutoAugment policy", policy, POLICIES)
         return lambda x, key: autoaugment(x, policy, seed=key.seed, epoch=key.epoch, index_N=key.index_N)
-    if name == "crop":
-        padding = _pixels(step, name, value if has_value else "4")
-        return lambda x, key: crop(x, padding, key)
-    if name == "roll":
-        pixels = _pixels(step, name, value if has_value else "5")
-        return lambda x, key: roll(x, pixels, key)
-    if name == "cutout":
-        side = _pixels(step, name, value if has_value else "16")
-        return lambda x, key: cutout(x, side, fill_C, key)
-    raise unknown_name("augmentation step", name, ("autoaugment", "crop", "cutout", "flip", "roll"))
-
-
-def _pixels(step: str, name: str, value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= 64:
+    if name not in steps:
+        raise unknown_name("augmentation step", name, ("autoaugment", "flip", *steps))
+    usual, run = steps[name]
+    text = text if has_value else usual
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise InputError(
             f"augmentation step {step!r} needs a whole number of pixels from 1 to 64; write for example '{name}=4'."
         )
-    return int(value)
+    return lambda x, key: run(x, key, int(text))

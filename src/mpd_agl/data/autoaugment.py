@@ -14,8 +14,6 @@ its sign. Published implementations differ in small things; here is what this on
 Shapes: N images, H height, W width, C channels, P = H*W pixels.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +23,6 @@ from mpd_agl.data import imageops
 from mpd_agl.data.counter import uniform
 from mpd_agl.errors import InputError, unknown_name
 
-FILL = 128
 _STREAM = 0xAA
 
 Step = tuple[str, float, int]
@@ -69,14 +66,8 @@ def _parse(text: str) -> tuple[tuple[Step, Step], ...]:
 
 POLICIES: dict[str, tuple[tuple[Step, Step], ...]] = {"cifar": _parse(_CIFAR), "imagenet": _parse(_IMAGENET)}
 
-GEOMETRIC: dict[str, Callable[[float, int, int], tuple[float, ...]]] = {
-    "shear-x": imageops.shear_x,
-    "shear-y": imageops.shear_y,
-    "translate-x": imageops.translate_x,
-    "translate-y": imageops.translate_y,
-    "rotate": imageops.rotate,
-}
-SIGNED = frozenset({*GEOMETRIC, "color", "contrast", "brightness", "sharpness"})
+ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")
+SIGNED = frozenset({*imageops.GEOMETRIC, *ENHANCEMENTS})
 
 
 def value(name: str, magnitude: int, H: int, W: int) -> float:
@@ -88,130 +79,48 @@ def value(name: str, magnitude: int, H: int, W: int) -> float:
         "translate-x": 150 / 331 * W * share,
         "translate-y": 150 / 331 * H * share,
         "rotate": 30.0 * share,
-        "color": 0.9 * share,
-        "contrast": 0.9 * share,
-        "brightness": 0.9 * share,
-        "sharpness": 0.9 * share,
+        **dict.fromkeys(ENHANCEMENTS, 0.9 * share),
         "posterize": float(round(8 - 4 * share)),
         "solarize": 256.0 * (1 - share),
-        "autocontrast": 0.0,
-        "equalize": 0.0,
-        "invert": 0.0,
     }
-    if name not in ranges:
-        raise unknown_name("image operation", name, ranges)
-    return ranges[name]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Action:
-    """One operation at one magnitude and sign, which is what a step of a policy does to an image."""
-
-    name: str
-    value: float
-    """The parameter: pixels, degrees, shear, factor, bits or threshold, sign included."""
+    return ranges.get(name, 0.0)
 
 
 @lru_cache(maxsize=64)
-def _actions(policy: str, H: int, W: int) -> tuple[tuple[_Action, ...], NDArray[np.intp], NDArray[np.float64]]:
-    """List the policy's actions; give the action by [sub-policy, step, sign], the odds by [sub-policy, step]."""
+def _steps(policy: str, H: int, W: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
+    """The number of the operation and its odds by [sub-policy, step]; the parameter by [sub-policy, step, sign]."""
     if policy not in POLICIES:
         raise unknown_name("AutoAugment policy", policy, POLICIES)
     steps = POLICIES[policy]
-    actions: dict[_Action, int] = {}
-    which = np.empty((len(steps), 2, 2), dtype=np.intp)
-    odds = np.empty((len(steps), 2))
-    for i, pair in enumerate(steps):
-        for j, (name, probability, magnitude) in enumerate(pair):
-            odds[i, j] = probability
-            for k, sign in enumerate((-1.0, 1.0)):
-                v = value(name, magnitude, H, W) * (sign if name in SIGNED else 1.0)
-                if name in ("color", "contrast", "brightness", "sharpness"):
-                    v += 1.0
-                which[i, j, k] = actions.setdefault(_Action(name=name, value=v), len(actions))
-    # Actions are numbered by family and name, so that sorting puts the images of one family, and of one operation,
-    # side by side.
-    ordered = sorted(actions, key=lambda a: (_FAMILY.get(a.name, 0), a.name, a.value))
-    rank = np.array([ordered.index(action) for action in actions])
-    return tuple(ordered), rank[which], odds
-
-
-def apply(images: imageops.Images, name: str, value_N: NDArray[np.float64], fill: int = FILL) -> imageops.Images:
-    """Apply one operation with one parameter per image, its sign (and the 1 of an enhancement's factor) included."""
-    return _FAMILIES[_FAMILY.get(name, 0)](images, [(name, slice(None))], value_N, fill)
-
-
-Runs = list[tuple[str, slice]]
-"""Which images get which operation. They are neighbours in the batch, so that a family of operations is one call."""
-
-
-def _geometric(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
-    _, H, W, _ = images.shape
-    matrices = [GEOMETRIC[name](float(v), H, W) for name, part in runs for v in value_N[part]]
-    return imageops.affine(images, np.stack([imageops.source_P(matrix, H, W) for matrix in matrices]), fill)
-
-
-def _blended(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
-    zero = np.empty_like(images)
-    for name, part in runs:
-        zero[part] = imageops.grey(images[part])[..., None] if name == "color" else imageops.smooth(images[part])
-    return imageops.blend(zero, images, value_N)
-
-
-def _tabled(images: imageops.Images, runs: Runs, value_N: NDArray[np.float64], fill: int) -> imageops.Images:
-    table_NCL = np.empty((len(images), images.shape[3], 256), dtype=np.uint8)
-    for name, part in runs:
-        if name == "autocontrast":
-            table_NCL[part] = imageops.autocontrast_table_N(images[part])
-        elif name == "equalize":
-            table_NCL[part] = imageops.equalize_table_N(images[part])
-        elif name == "contrast":
-            table_NCL[part] = imageops.contrast_table_N(images[part], value_N[part])
-        else:
-            table_NCL[part] = np.stack([_fixed_table(name, float(v)) for v in value_N[part]])[:, None]
-    return imageops.apply_table(images, table_NCL)
-
-
-_FAMILIES = (_tabled, _geometric, _blended)
-_FAMILY = {**dict.fromkeys(GEOMETRIC, 1), "color": 2, "sharpness": 2}
-
-
-@lru_cache(maxsize=256)
-def _fixed_table(name: str, v: float) -> NDArray[np.uint8]:
-    if name == "invert":
-        return imageops.invert_table()
-    if name == "solarize":
-        return imageops.solarize_table(v)
-    if name == "posterize":
-        return imageops.posterize_table(int(v))
-    if name == "brightness":
-        return imageops.brightness_table(v)
-    raise unknown_name(
-        "image operation", name, (*SIGNED, "autocontrast", "equalize", "invert", "solarize", "posterize")
+    operation_S2 = np.array([[imageops.OPERATIONS.index(name) for name, _, _ in pair] for pair in steps])
+    odds_S2 = np.array([[probability for _, probability, _ in pair] for pair in steps])
+    value_S22 = np.array(
+        [
+            [
+                [value(name, magnitude, H, W) * (sign if name in SIGNED else 1) + (name in ENHANCEMENTS)]
+                for sign in (-1.0, 1.0)
+            ]
+            for pair in steps
+            for name, _, magnitude in pair
+        ]
     )
+    return operation_S2, odds_S2, value_S22.reshape(len(steps), 2, 2)
 
 
 def draw(
     policy: str, *, seed: int, epoch: int, index_N: NDArray[np.integer], H: int, W: int
-) -> list[list[tuple[str, float]]]:
-    """Say what `autoaugment` does to each sample: a list of (operation, parameter), empty where nothing happens."""
-    actions, chosen_N2 = _draw(policy, seed, epoch, index_N, H, W)
-    return [[(actions[a].name, actions[a].value) for a in row if a >= 0] for row in chosen_N2]
-
-
-def _draw(
-    policy: str, seed: int, epoch: int, index_N: NDArray[np.integer], H: int, W: int
-) -> tuple[tuple[_Action, ...], NDArray[np.intp]]:
-    actions, which, odds = _actions(policy, H, W)
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """What happens to each sample in each of the two steps: the operation's number in `OPERATIONS` or -1, its value."""
+    operation_S2, odds_S2, value_S22 = _steps(policy, H, W)
     u_N5 = uniform(seed, epoch, index_N, _STREAM, 5)
-    sub_N = (u_N5[:, 0] * len(odds)).astype(np.intp)
+    sub_N = (u_N5[:, 0] * len(odds_S2)).astype(np.intp)
     sign_N2 = (u_N5[:, 3:5] >= 0.5).astype(np.intp)
-    chosen_N2 = which[sub_N[:, None], np.arange(2), sign_N2]
-    return actions, np.where(u_N5[:, 1:3] < odds[sub_N], chosen_N2, -1)
+    operation_N2 = np.where(u_N5[:, 1:3] < odds_S2[sub_N], operation_S2[sub_N], -1)
+    return operation_N2, value_S22[sub_N[:, None], np.arange(2), sign_N2]
 
 
 def autoaugment(
-    images: imageops.Images, policy: str, *, seed: int, epoch: int, index_N: NDArray[np.integer], fill: int = FILL
+    images: imageops.Images, policy: str, *, seed: int, epoch: int, index_N: NDArray[np.integer]
 ) -> imageops.Images:
     """Augment uint8 images_NHWC by a policy (`cifar` or `imagenet`); randomness from (seed, epoch, index) alone."""
     if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
@@ -219,23 +128,11 @@ def autoaugment(
             f"AutoAugment needs uint8 images (N, H, W, 1 or 3), got {images.dtype} {images.shape}; "
             "leave it out for event frames."
         )
-    _, H, W, _ = images.shape
-    actions, chosen_N2 = _draw(policy, seed, epoch, index_N, H, W)
+    operation_N2, value_N2 = draw(policy, seed=seed, epoch=epoch, index_N=index_N, H=images.shape[1], W=images.shape[2])
     out = images.copy()
-    value_A = np.array([action.value for action in actions])
-    starts = [a for a, action in enumerate(actions) if a == 0 or actions[a - 1].name != action.name]
-    for j in range(2):
-        order = np.argsort(chosen_N2[:, j], kind="stable")
-        bounds = np.searchsorted(chosen_N2[order, j], [*starts, len(actions)]).tolist()
-        for family, operate in enumerate(_FAMILIES):
-            runs = [
-                (actions[a].name, slice(left, right))
-                for a, left, right in zip(starts, bounds[:-1], bounds[1:], strict=True)
-                if left < right and _FAMILY.get(actions[a].name, 0) == family
-            ]
-            if runs:
-                first, last = runs[0][1].start, runs[-1][1].stop
-                rows = order[first:last]
-                shifted = [(name, slice(part.start - first, part.stop - first)) for name, part in runs]
-                out[rows] = operate(out[rows], shifted, value_A[chosen_N2[rows, j]], fill)
+    for step in range(2):
+        for number in np.unique(operation_N2[:, step]).tolist():
+            if number >= 0:
+                rows = np.flatnonzero(operation_N2[:, step] == number)
+                out[rows] = imageops.apply(out[rows], imageops.OPERATIONS[number], value_N2[rows, step])
     return out

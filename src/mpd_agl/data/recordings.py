@@ -21,8 +21,7 @@ arrays of these names, and with `width` and `height` of the sensor if wanted.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl.data.events import check_events
+from mpd_agl.data.fileset import unreadable
 from mpd_agl.data.types import EventStream
 from mpd_agl.errors import InputError
 
@@ -37,54 +37,6 @@ DVS128, NMNIST = 128, 34
 """Height and width of the two sensors."""
 AEDAT_VERSION = b"#!AER-DAT2.0"
 MAX_BYTES = 256 << 20
-NMNIST_FOLDERS = {"train": "Train", "test": "Test"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recordings:
-    """The files of one split, ordered by class and number, and how to read one. It can be sent to a worker process."""
-
-    paths: tuple[Path, ...]
-    y_N: NDArray[np.int64]
-    read_file: Callable[[Path], EventStream]
-    origin: str
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __call__(self, index: int) -> EventStream:
-        """Read one recording."""
-        return self.read_file(self.paths[index])
-
-    def take(self, indices: NDArray[np.int64]) -> "Recordings":
-        """Some of the recordings, in the order given."""
-        return Recordings(
-            paths=tuple(self.paths[i] for i in indices),
-            y_N=self.y_N[indices],
-            read_file=self.read_file,
-            origin=self.origin,
-        )
-
-
-def list_recordings(
-    folder: Path, classes: tuple[str, ...], suffix: str, read_file: Callable[[Path], EventStream]
-) -> Recordings:
-    """List `folder/CLASS/*SUFFIX` for every class. A class without a folder or without a file is an error."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        place = folder / name
-        try:
-            found = [p for p in place.iterdir() if p.suffix == suffix and not p.name.startswith(".")]
-        except OSError:
-            found = []
-        if not found:
-            raise InputError(
-                f"{place} is missing or holds no {suffix} file. Put the recordings of class {name!r} there."
-            )
-        paths += sorted(found, key=by_number)
-        labels += [label] * len(found)
-    return Recordings(paths=tuple(paths), y_N=np.array(labels, np.int64), read_file=read_file, origin=str(folder))
 
 
 def by_number(path: Path) -> tuple[int, str]:
@@ -102,7 +54,7 @@ def read_bytes(path: Path) -> bytes:
             )
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}). Check data_dir (--data.data-dir).") from error
+        raise unreadable(path, error) from error
 
 
 def read_aedat(path: Path, *, transpose: bool = False) -> EventStream:
@@ -154,26 +106,6 @@ def read_cifar10dvs(path: Path) -> EventStream:
     return read_aedat(path, transpose=True)
 
 
-def write_aedat(path: Path, events: EventStream, *, transpose: bool = False) -> None:
-    """Write events as jAER would: the inverse of `read_aedat`."""
-    column_E, row_E = (events.y_E, events.x_E) if transpose else (events.x_E, events.y_E)
-    if (events.width, events.height) != (DVS128, DVS128):
-        raise InputError(f"a DVS128 has 128x128 pixels, got {events.width}x{events.height}. Resize the events first.")
-    words_E2 = np.empty((len(events), 2), ">i4")
-    words_E2[:, 0] = (
-        ((DVS128 - 1 - row_E.astype(np.int64)) << 8)
-        | ((DVS128 - 1 - column_E.astype(np.int64)) << 1)
-        | (1 - events.p_E.astype(np.int64))
-    )
-    words_E2[:, 1] = events.t_E
-    lines = (
-        AEDAT_VERSION,
-        b"# This is a raw AE data file - do not edit",
-        b"# Data format is int32 address, int32 timestamp (8 bytes total)",
-    )
-    path.write_bytes(b"".join(line + b"\r\n" for line in lines) + words_E2.tobytes())
-
-
 def read_bin(path: Path) -> EventStream:
     """Read one recording of N-MNIST."""
     return decode_bin(read_bytes(path), path)
@@ -197,19 +129,6 @@ def decode_bin(content: bytes, path: Path) -> EventStream:
     return events
 
 
-def write_bin(path: Path, events: EventStream) -> None:
-    """Write events in N-MNIST's format: the inverse of `read_bin`."""
-    if len(events) and (events.t_E.max() >= 1 << 23 or events.t_E.min() < 0):
-        raise InputError(
-            f"{path}: N-MNIST keeps 23 bits of microseconds, got {events.t_E.max()} us. Shift or cut the recording."
-        )
-    bytes_E5 = np.empty((len(events), 5), np.uint8)
-    bytes_E5[:, 0], bytes_E5[:, 1] = events.x_E, events.y_E
-    bytes_E5[:, 2] = (events.p_E.astype(np.int64) << 7) | (events.t_E >> 16)
-    bytes_E5[:, 3], bytes_E5[:, 4] = (events.t_E >> 8) & 0xFF, events.t_E & 0xFF
-    path.write_bytes(bytes_E5.tobytes())
-
-
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file by name, or of an .npy file under the name ''. Nothing in them can run code."""
     try:
@@ -227,10 +146,10 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def read_numpy(path: Path, sensor: tuple[int, int] | None = None) -> EventStream:
-    """Read one recording saved by NumPy. `sensor` is (width, height); without it, the file or its events tell."""
+def read_numpy(path: Path, sensor: Sequence[int] | None = None) -> EventStream:
+    """Read one recording saved by NumPy. `sensor` is (width, height), where the file does not hold them."""
     fields = load_arrays(path)
-    told = [int(fields.pop(name).flat[0]) if name in fields else 0 for name in ("width", "height")]
+    given = [int(fields.pop(name).flat[0]) if name in fields else 0 for name in ("width", "height")]
     if len(fields) == 1 and (names := next(iter(fields.values())).dtype.names):
         (events_E,) = fields.values()
         fields = {name: events_E[name] for name in names}
@@ -254,7 +173,7 @@ def read_numpy(path: Path, sensor: tuple[int, int] | None = None) -> EventStream
                 "0, and a polarity is 0 or 1, or -1 or 1."
             )
     width, height = (
-        told[i] or (sensor[i] if sensor else int(value[name].max(initial=0)) + 1) for i, name in enumerate("xy")
+        given[i] or (sensor[i] if sensor else int(value[name].max(initial=0)) + 1) for i, name in enumerate("xy")
     )
     events = EventStream(
         t_E=value["t"],

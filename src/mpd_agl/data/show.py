@@ -1,21 +1,19 @@
 """A PNG with labelled samples: a sheet of images, or strips of frames for event data (ON red, OFF blue)."""
 
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from mpd_agl.data import convert, mnist5k, registry
-from mpd_agl.data.arrays import check_array_set
-from mpd_agl.data.load import CAMERA_SEED, Simulated
-from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import OfficialSet
+from mpd_agl.data import mnist5k, registry
+from mpd_agl.data.atomic import disk_errors, whole_file
+from mpd_agl.data.fileset import FileSet, Recordings
+from mpd_agl.data.framing import build_frames
+from mpd_agl.data.load import open_files
 from mpd_agl.data.types import ArraySet, FrameConfig, LoadOptions
-from mpd_agl.errors import InputError
 
 COLUMNS, ROWS = 10, 6
 STRIPS, STEPS = 6, 10
@@ -26,29 +24,16 @@ TEXT = 14  # pixels for a label
 def show(name: str, out: Path, *, split: str, options: LoadOptions) -> None:
     """Write the picture; samples are spread evenly over the classes."""
     spec = registry.get(name)
-    if spec.kind == "events" and isinstance(spec, OfficialSet):
-        sheet = _recording_strips(spec, split, options)
+    if spec is mnist5k.MNIST5K_DVS:
+        sheet = _recording_strips(mnist5k.recordings(split))
+    elif spec.kind == "events" and isinstance(spec, FileSet):
+        splits = open_files(spec, options).splits
+        sheet = _recording_strips(splits.get(split) or splits["all"])
     else:
-        data = check_array_set(spec.load(split, replace(options, frames=FRAMES)))
+        data = spec.load(split, replace(options, frames=FRAMES))
         sheet = frame_strips(data) if data.x.ndim == 5 and data.x.shape[-1] == 2 else image_sheet(data)
-    save(sheet, out)
-
-
-def save(image: Image.Image, out: Path) -> None:
-    """Write a PNG beside its place and rename it."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(suffix=".part", dir=out.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                image.save(file, "PNG")
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, out)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}. Choose another file with -o.") from error
+    with disk_errors(out), whole_file(out) as file:
+        sheet.save(file, "PNG")
 
 
 def pick(y_N: NDArray[np.int64], count: int) -> list[int]:
@@ -91,27 +76,14 @@ def frame_strips(data: ArraySet) -> Image.Image:
     return draw_strips(np.asarray(data.x[chosen]), [data.classes[int(data.y[i])] for i in chosen])
 
 
-def _recording_strips(spec: OfficialSet, split: str, options: LoadOptions) -> Image.Image:
+def _recording_strips(recordings: Recordings) -> Image.Image:
     """One row of frames per recording; only the recordings shown are read."""
-    from mpd_agl.data.framing import build_frames
-
-    if spec.reader == "mnist5k-dvs":
-        index_N = mnist5k.split_index(split)
-        labels_N = mnist5k.labels()[index_N]
-        chosen = pick(labels_N, STRIPS)
-        read: Simulated | Recordings = Simulated(
-            images_NHW=mnist5k.images()[index_N[chosen]], index_N=index_N[chosen], seed=CAMERA_SEED
-        )
-    else:
-        _, splits = convert.obtain_recordings(spec, options)
-        recordings = splits.get(split) or splits["all"]
-        labels_N, chosen = recordings.y_N, pick(recordings.y_N, STRIPS)
-        read = recordings.take(np.array(chosen))
-    with tempfile.TemporaryDirectory() as scratch:
-        frames = build_frames(read, len(chosen), FRAMES, Path(scratch), key="show", progress=False)
+    read = recordings.take(np.array(pick(recordings.y_N, STRIPS)))
+    with TemporaryDirectory() as scratch:
+        frames = build_frames(read, len(read), FRAMES, Path(scratch), key="show", progress=False)
         frames_NTHWC = np.array(frames)  # a copy, because the folder is removed
         del frames
-    return draw_strips(frames_NTHWC, [spec.classes[int(labels_N[i])] for i in chosen])
+    return draw_strips(frames_NTHWC, [read.classes[y] for y in read.y_N])
 
 
 def draw_strips(frames_NTHWC: NDArray[np.uint8], labels: list[str]) -> Image.Image:

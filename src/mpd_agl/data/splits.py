@@ -7,7 +7,7 @@ agree.
     per-class-90-10             90 % of each class, drawn by `seed`; SpikingJelly's `split_to_train_test_set` with
                                 random_split=True is of this kind
     first-90-per-class          the first 90 % of each class by file number: the 9:1 data that TET's users share
-    first-90-per-class-by-name  the first 90 % by file NAME, where 10 stands before 2: SpikingJelly's default, as its
+    first-90-per-class-by-name  the first 90 % by file NAME, where 10 comes before 2: SpikingJelly's default, as its
                                 folders are listed sorted by name
     first-70-per-class          the first 70 % by file number: the preparation script of Samadzadeh et al. 2020,
                                 which TET took over
@@ -51,6 +51,13 @@ _PER_CLASS: dict[str, tuple[int, Order]] = {
     "first-70-per-class": (70, _by_number),
 }
 RULES = (*_PER_CLASS, "random-90-10")
+
+
+def check_rule(rule: str) -> str:
+    """The rule, if there is one of that name."""
+    if rule not in RULES:
+        raise unknown_name("split rule", rule, RULES)
+    return rule
 
 
 def split_indices(

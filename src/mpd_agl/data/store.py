@@ -2,18 +2,17 @@
 
     NAME-KEY/train/pixels.u8     images_NHWC or frames_NTHWC, C order, memory-mapped when opened
     NAME-KEY/train/labels.i64    little-endian int64, one per image
-    NAME-KEY/train/header.json   shape, sha256 of both files, classes, mean, std, source, whether the set is partial,
+    NAME-KEY/train/header.json   shape, sha256 of both files, classes, mean, std, source, facts of the reader,
                                  the version that made it
 
-A folder is written beside its place, synced and renamed, so it is either complete or not there. Opening checks the
-header, the sizes and the labels; `verify` reads every pixel.
+Opening checks the header, the sizes and the labels; `verify` reads every pixel.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpd_agl import __version__
-from mpd_agl.data.archives import new_folder
+from mpd_agl.data.atomic import new_folder
+from mpd_agl.data.types import check_labels
 from mpd_agl.errors import InputError
+from mpd_agl.records.files import write_synced
 from mpd_agl.records.progress import progress
 
 FORMAT = 1
@@ -32,17 +33,22 @@ BLOCK = 1024  # images read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """One split as a reader hands it on: labels at once, images in parts, each with its file's name."""
+    """One split as a reader gives it: labels at once, images in parts, each with its file's name."""
 
     shape: tuple[int, ...]
     """Of the whole split: (N, H, W, C), or (N, T, H, W, C) for frames."""
     y_N: NDArray[np.int64]
     classes: tuple[str, ...]
-    parts: Callable[[], Iterator[tuple[str, NDArray[np.uint8]]]]
+    parts: Callable[[], Iterable[tuple[str, NDArray[np.uint8]]]]
     origin: str
     """Where the split was read, for errors and records."""
     encoded_sha256: Callable[[], str] | None = None
     """sha256 of the image files themselves, in order, where decoding is not exact (JPEG)."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the provenance says about the split in addition."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "y_N", check_labels(self.y_N, self.shape[0], self.origin, len(self.classes)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +61,6 @@ class Digest:
     per_class: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    parts: tuple[tuple[str, str], ...] = ()
-    """File name and sha256 of the pixels of each part, to name the one that is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,30 +78,35 @@ def labels_digest(y_N: NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(y_N, dtype="<i8").tobytes()).hexdigest()
 
 
+def blocks(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Some samples at a time."""
+    for start in range(0, len(x), BLOCK):
+        yield x[start : start + BLOCK]
+
+
 def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -> Digest:
     """Read all images once: hash, counts per class, channel means and deviations. `sink` gets every byte."""
     n, channels = pixels.shape[0], pixels.shape[-1]
-    whole, parts, seen = hashlib.sha256(), [], 0
+    whole, seen = hashlib.sha256(), 0
     total_C, squares_C = np.zeros(channels), np.zeros(channels)
     values = np.arange(256, dtype=np.float64)
-    for name, x_NHWC in _shown(pixels):
-        if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != pixels.shape[1:]:
-            raise InputError(
-                f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
-                f"{pixels.shape[1:]}. Get the official file."
-            )
-        x_NHWC = np.ascontiguousarray(x_NHWC)
-        part, view = hashlib.sha256(), x_NHWC.reshape(-1).data
-        part.update(view)
-        whole.update(view)
-        if sink is not None:
-            sink(view)
-        parts.append((name, part.hexdigest()))
-        seen += len(x_NHWC)
-        for c in range(channels):  # exact: integer histograms
-            counts = np.bincount(x_NHWC[..., c].ravel(), minlength=256)
-            total_C[c] += counts @ values
-            squares_C[c] += counts @ values**2
+    with progress(Path(pixels.origin).name, n) as report:
+        for name, x_NHWC in pixels.parts():
+            if x_NHWC.dtype != np.uint8 or x_NHWC.shape[1:] != pixels.shape[1:]:
+                raise InputError(
+                    f"{name} holds {x_NHWC.dtype} images of shape {x_NHWC.shape[1:]}, expected uint8 "
+                    f"{pixels.shape[1:]}. Get the official file."
+                )
+            view = np.ascontiguousarray(x_NHWC).reshape(-1).data
+            whole.update(view)
+            if sink is not None:
+                sink(view)
+            seen += len(x_NHWC)
+            report(seen, n)
+            for c in range(channels):  # exact: integer histograms
+                counts = np.bincount(x_NHWC[..., c].ravel(), minlength=256)
+                total_C[c] += counts @ values
+                squares_C[c] += counts @ values**2
     if seen != n:
         raise InputError(f"{pixels.origin} gave {seen:,} images for {n:,} labels. Get the official files.")
     per_pixel = max(1, math.prod(pixels.shape[:-1])) * 255.0
@@ -110,36 +119,22 @@ def digest(pixels: Pixels, sink: Callable[[memoryview], object] | None = None) -
         per_class=tuple(np.bincount(pixels.y_N, minlength=len(pixels.classes)).tolist()),
         mean=tuple(mean_C.tolist()),
         std=tuple(std_C.tolist()),
-        parts=tuple(parts),
     )
-
-
-def _shown(pixels: Pixels) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """The parts, with a progress bar on a terminal."""
-    done, total = 0, pixels.shape[0]
-    with progress(Path(pixels.origin).name, total) as report:
-        for name, x_NHWC in pixels.parts():
-            yield name, x_NHWC
-            done += len(x_NHWC)
-            report(done, total)
 
 
 def write(
     root: Path, splits: dict[str, Pixels], check: Callable[[str, Pixels, Digest], None], extra: dict[str, Any]
-) -> dict[str, Digest]:
+) -> None:
     """Convert all splits into the new folder `root`. When `check` refuses a split by its digest, nothing is kept."""
-    digests: dict[str, Digest] = {}
     with new_folder(root) as scratch:
         for split, pixels in splits.items():
             folder = scratch / split
             folder.mkdir()
             with (folder / "pixels.u8").open("wb") as out:
-                digests[split] = found = digest(pixels, out.write)
-                _flush(out)
+                found = digest(pixels, out.write)
+                out.flush()
+                os.fsync(out.fileno())
             check(split, pixels, found)
-            with (folder / "labels.i64").open("wb") as out:
-                out.write(np.ascontiguousarray(pixels.y_N, dtype="<i8").tobytes())
-                _flush(out)
             header = {
                 "format": FORMAT,
                 "split": split,
@@ -151,17 +146,11 @@ def write(
                 "mean": list(found.mean),
                 "std": list(found.std),
                 "made_by": f"mpd-agl {__version__}",
+                "facts": pixels.facts,
                 **extra,
             }
-            with (folder / "header.json").open("w", encoding="utf-8") as text:
-                json.dump(header, text, indent=1)
-                _flush(text)
-    return digests
-
-
-def _flush(out: Any) -> None:
-    out.flush()
-    os.fsync(out.fileno())
+            write_synced(folder / "labels.i64", np.ascontiguousarray(pixels.y_N, dtype="<i8").tobytes())
+            write_synced(folder / "header.json", json.dumps(header, indent=1).encode())
 
 
 def open_split(root: Path, split: str) -> Stored:
@@ -173,45 +162,38 @@ def open_split(root: Path, split: str) -> Stored:
         shape = tuple(int(n) for n in header["shape"])
         if header["format"] != FORMAT or header["dtype"] != "uint8" or len(shape) not in (4, 5) or min(shape) < 1:
             raise ValueError("another format")
-        classes = tuple(str(c) for c in header["classes"])
+        if any(len(header[key]) != shape[-1] for key in ("mean", "std")) or type(header.get("facts", {})) is not dict:
+            raise ValueError("another format")
+        classes = [str(c) for c in header["classes"]]
         size, labels = (folder / "pixels.u8").stat().st_size, (folder / "labels.i64").read_bytes()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder} is not a converted data set ({error}). {again}") from error
-    expected = math.prod(shape)
-    if size != expected:
-        raise InputError(f"{folder / 'pixels.u8'} has {size:,} bytes, expected {expected:,}. {again}")
-    if len(labels) != 8 * shape[0] or hashlib.sha256(labels).hexdigest() != header.get("labels_sha256"):
+    if size != math.prod(shape):
+        raise InputError(f"{folder / 'pixels.u8'} has {size:,} bytes, expected {math.prod(shape):,}. {again}")
+    if hashlib.sha256(labels).hexdigest() != header.get("labels_sha256") or len(labels) != 8 * shape[0]:
         raise InputError(f"{folder / 'labels.i64'} is damaged: its content is not the one that was written. {again}")
-    y_N = np.frombuffer(labels, "<i8").astype(np.int64)
-    if y_N.min() < 0 or y_N.max() >= len(classes):
-        raise InputError(f"{folder / 'labels.i64'} holds a label outside 0..{len(classes) - 1}. {again}")
+    y_N = check_labels(np.frombuffer(labels, "<i8"), shape[0], str(folder), len(classes))
     x_NHWC = np.memmap(folder / "pixels.u8", np.uint8, "r", shape=shape)
     return Stored(folder=folder, x_NHWC=x_NHWC, y_N=y_N, header=header)
 
 
+def in_memory(x: NDArray[Any], y: Any, classes: tuple[str, ...], origin: str) -> Pixels:
+    """Images that are there already, to be read through in parts."""
+    parts = [(origin, block) for block in blocks(x)]
+    return Pixels(shape=x.shape, y_N=y, classes=classes, parts=parts.copy, origin=origin)
+
+
 def as_pixels(stored: Stored) -> Pixels:
-    """The stored images in parts, to be read through once more."""
-
-    def parts() -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        for start in range(0, len(stored.y_N), BLOCK):
-            yield str(stored.folder / "pixels.u8"), np.asarray(stored.x_NHWC[start : start + BLOCK])
-
-    return Pixels(
-        shape=stored.x_NHWC.shape,
-        y_N=stored.y_N,
-        classes=tuple(stored.header["classes"]),
-        parts=parts,
-        origin=str(stored.folder),
-    )
+    """The stored images, to be read through once more."""
+    return in_memory(stored.x_NHWC, stored.y_N, tuple(stored.header["classes"]), str(stored.folder))
 
 
 def verify(stored: Stored) -> Digest:
     """Read every pixel and compare with the checksum of the header."""
-    found = digest(as_pixels(stored))
-    if found.sha256 != stored.header.get("sha256"):
+    found, expected = digest(as_pixels(stored)), str(stored.header.get("sha256"))
+    if found.sha256 != expected:
         raise InputError(
-            f"{stored.folder / 'pixels.u8'} is damaged: its sha256 is {found.sha256[:16]}..., "
-            f"the header says {str(stored.header.get('sha256'))[:16]}.... Remove {stored.folder.parent} and it is "
-            "converted again."
+            f"{stored.folder / 'pixels.u8'} is damaged: its sha256 is {found.sha256[:16]}..., the header says "
+            f"{expected[:16]}.... Remove {stored.folder.parent} and it is converted again."
         )
     return found

@@ -6,13 +6,17 @@ Classes are the 200 WordNet ids in sorted order. Images are ordered by class and
 
 import hashlib
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpd_agl.data.fileset import FileSet, Found, RemoteFile, first_folder
 from mpd_agl.data.images import file_parts, opened
+from mpd_agl.data.options import ImageOptions
 from mpd_agl.data.store import Pixels
+from mpd_agl.data.types import LoadOptions
 from mpd_agl.errors import InputError
 
 SIDE = 64
@@ -20,19 +24,15 @@ FOLDER = "tiny-imagenet-200"
 _WNID = re.compile(r"n\d{8}")
 
 
-def find(folder: Path) -> Path | None:
-    """`folder` itself or the official subfolder, whichever holds wnids.txt."""
-    return next((place for place in (folder, folder / FOLDER) if (place / "wnids.txt").is_file()), None)
-
-
-def markers(place: Path) -> list[Path]:
-    """Files and folders whose times change when the set does. These are 203 entries instead of 110,000 files."""
-    return [
-        place / "wnids.txt",
-        place / "val" / "val_annotations.txt",
-        place / "val" / "images",
-        *sorted(place.glob("train/*/images")),
-    ]
+def find(spec: FileSet, folder: Path, options: LoadOptions) -> Found | None:
+    """The set in `folder` or the official subfolder, whichever holds wnids.txt."""
+    place = first_folder(folder, (FOLDER,), lambda p: (p / "wnids.txt").is_file())
+    if place is None:
+        return None
+    # These are 203 entries instead of 110,000 files; a folder's time changes with the files in it.
+    val = place / "val"
+    markers = [place / "wnids.txt", val / "val_annotations.txt", val / "images", *sorted(place.glob("train/*/images"))]
+    return Found(place=place, markers=markers, read=partial(read, spec, place))
 
 
 def _lines(path: Path) -> list[str]:
@@ -44,13 +44,13 @@ def _lines(path: Path) -> list[str]:
         ) from error
 
 
-def read(place: Path, num_classes: int = 200) -> dict[str, Pixels]:
+def read(spec: FileSet, place: Path) -> dict[str, Pixels]:
     """Open both splits: files are listed and checked at once, images decoded when they are asked for."""
     wnids = sorted({line.strip() for line in _lines(place / "wnids.txt") if line.strip()})
-    if len(wnids) != num_classes or not all(_WNID.fullmatch(w) for w in wnids):
+    if len(wnids) != spec.num_classes or not all(_WNID.fullmatch(w) for w in wnids):
         raise InputError(
-            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {num_classes} WordNet ids. Get the official "
-            "archive."
+            f"{place / 'wnids.txt'} lists {len(wnids)} classes, expected {spec.num_classes} WordNet ids. Get the "
+            "official archive."
         )
     words = {}
     if (place / "words.txt").is_file():
@@ -64,12 +64,7 @@ def _train(place: Path, wnids: list[str], classes: tuple[str, ...]) -> Pixels:
     for label, wnid in enumerate(wnids):
         folder = place / "train" / wnid / "images"
         pattern = re.compile(rf"{wnid}_(\d+)\.JPEG")
-        try:
-            found = [
-                (int(m[1]), folder / entry.name) for entry in folder.iterdir() if (m := pattern.fullmatch(entry.name))
-            ]
-        except OSError:
-            found = []
+        found = [(int(m[1]), path) for path in folder.glob("*.JPEG") if (m := pattern.fullmatch(path.name))]
         if not found:
             raise InputError(
                 f"{folder} is missing or holds no image of class {wnid} ({classes[label]}). Get the official archive "
@@ -129,3 +124,33 @@ def read_jpeg(path: Path, side: int = SIDE) -> NDArray[np.uint8]:
                 f"greyscale {side}x{side}. Get the official archive again."
             )
         return np.asarray(image.convert("RGB"))
+
+
+TINYIMAGENET = FileSet(
+    name="tinyimagenet",
+    title="Tiny-ImageNet-200",
+    find=find,
+    options=ImageOptions,
+    shape=(64, 64, 3),
+    num_classes=200,
+    counts={"train": 100_000, "test": 10_000},
+    mean=(0.4802, 0.4481, 0.3975),
+    std=(0.2770, 0.2691, 0.2821),
+    licence="ImageNet terms: research and teaching only",
+    # The complete training set was never available here: 500 labels per class are known, and its archive's sha256.
+    labels_sha256={
+        "train": "d6886bd1c321bc71b683b826c731e8294880c39ea912eec43b4690767dfa943a",
+        "test": "c684494eb1a012a8cd5637b2b72da242a4ed54893a963177de3c729b4a6f3f12",
+    },
+    encoded_sha256={"test": "f570b36ec9a80c4ab370b26a500b0d41588132602edfbbf4121fa50afc3bd70e"},
+    archives=(("tiny-imagenet-200.zip",),),
+    folder="the folder tiny-imagenet-200",
+    remote=(
+        RemoteFile(
+            name="tiny-imagenet-200.zip",
+            url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            size=248_100_043,
+            digest="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        ),
+    ),
+)

@@ -1,21 +1,20 @@
 """A thorough look at a data set: every sample is read, counted, hashed and compared with the registry."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpd_agl.data import convert, mnist5k, readers, registry, sources, store
-from mpd_agl.data.arrays import blocks, check_array_set
-from mpd_agl.data.recordings import Recordings
-from mpd_agl.data.registry import OfficialSet
+from mpd_agl.data import load, registry, store
+from mpd_agl.data.fileset import FileSet, Recordings
+from mpd_agl.data.mnist5k import MNIST5K, MNIST5K_DVS
 from mpd_agl.data.store import Pixels
-from mpd_agl.data.types import SPLITS, ArraySet, DataSet, LoadOptions
+from mpd_agl.data.types import SPLITS, DataSet, LoadOptions
 from mpd_agl.records.progress import progress
+
+NOT_COMPARED = "not compared: no official value is known here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class SplitReport:
     sha256: str
     checked: str
     """What the hash was compared with, in words."""
-    means: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    means: dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,78 +51,50 @@ def verify(
     cache_dir: Path | None = None,
     allow_partial: bool = False,
     download: bool = False,
-    image_size: int = 0,
-    colour: str = "auto",
+    **options: Any,
 ) -> Report:
     """Read a data set through: from `data_dir` as it is, or else from the cache."""
     spec = registry.get(name)
-    options = LoadOptions(
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        allow_partial=allow_partial,
-        download=download,
-        image_size=image_size,
-        colour=colour,
+    asked = spec.load_options(
+        options, data_dir=data_dir, cache_dir=cache_dir, allow_partial=allow_partial, download=download
     )
-    if not isinstance(spec, OfficialSet):
-        return _own(spec, options)
-    if spec.reader == "mnist5k":
-        return _images(spec, mnist5k.read(spec.classes), "embedded")
-    if spec.reader == "mnist5k-dvs":  # the images can be verified; the camera is deterministic
-        base = _images(registry.official("mnist5k"), mnist5k.read(spec.classes), "embedded, simulated camera")
-        return Report(name=spec.name, source=base.source, splits=base.splits)
-    if spec.kind == "events":
-        found, recordings = convert.obtain_recordings(spec, options)
-        splits = {split: _recordings(spec, split, item) for split, item in recordings.items()}
-        return Report(name=spec.name, source=found.source, splits=splits)
-    if data_dir is not None:
-        files = readers.require(spec, data_dir)
-        with convert.opened(files, sources.cache_root(cache_dir)) as place:
-            pixels = readers.read_images(spec, place)
-            labels = {split: p.y_N for split, p in pixels.items()}
-            convert.check_counts(spec, labels, files.shown, allow_partial=allow_partial)
-            return _images(spec, pixels, f"data-dir {data_dir}")
-    found = convert.obtain_images(spec, options)
-    stored = {split: store.open_split(found.place, split) for split in spec.counts}
-    return _images(spec, {split: store.as_pixels(item) for split, item in stored.items()}, found.source, stored)
+    if not isinstance(spec, FileSet):
+        return _loaded(spec, asked)
+    if spec.kind == "images" and spec.published and asked.data_dir is not None:
+        found = spec.required_in(asked.data_dir, asked)
+        with load.ready(spec, found, asked) as files:  # read, and not converted
+            splits: dict[str, Any] = files.read()
+            labels = {split: pixels.y_N for split, pixels in splits.items()}
+            load.check_counts(spec, labels, found.shown, allow_partial=allow_partial)
+            reports = {split: _images(spec, split, pixels, store.digest(pixels)) for split, pixels in splits.items()}
+        return Report(name=name, source=f"data-dir {data_dir}", splits=reports)
+    opened = load.open_files(spec, asked)
+    reports = {
+        split: _recordings(spec, split, item)
+        if isinstance(item, Recordings)
+        else _images(spec, split, store.as_pixels(item), store.verify(item))
+        for split, item in opened.splits.items()
+    }
+    return Report(name=name, source=opened.provenance["source"], splits=reports)
 
 
-def _own(spec: DataSet, options: LoadOptions) -> Report:
-    """A set of the user's own has nothing to be compared with; it is read, counted and hashed."""
+def _loaded(spec: DataSet, options: LoadOptions) -> Report:
+    """A set with its own function has no files to compare; it is read, counted and hashed."""
+    # The images can be verified, and the simulated camera is deterministic.
+    read_as = MNIST5K if spec is MNIST5K_DVS else spec
     reports, source = {}, ""
     for split in SPLITS:
-        data = check_array_set(spec.load(split, options))
+        data = read_as.load(split, options)
         source = str(data.provenance.get("source", "read by its own function"))
-        pixels = store.Pixels(
-            shape=data.x.shape,
-            y_N=data.y.astype(np.int64),
-            classes=data.classes,
-            parts=partial(_parts, data),
-            origin=spec.name,
-        )
-        found = store.digest(pixels)
-        reports[split] = SplitReport(
-            count=found.count,
-            official=found.count,
-            per_class=found.per_class,
-            sha256=found.sha256,
-            checked="your own data: nothing to compare with",
-            means={"mean": found.mean, "std": found.std},
-        )
+        pixels = store.in_memory(data.x, data.y, data.classes, spec.name)
+        reports[split] = _images(read_as, split, pixels, store.digest(pixels))
     return Report(name=spec.name, source=source, splits=reports)
 
 
-def _parts(data: ArraySet) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    return ((data.name, block) for block in blocks(data.x))
-
-
-def _images(
-    spec: OfficialSet, splits: dict[str, Pixels], source: str, stored: dict[str, store.Stored] | None = None
-) -> Report:
-    reports = {}
-    for split, pixels in splits.items():
-        digest = store.digest(pixels) if stored is None else store.verify(stored[split])
-        convert.check_content(spec, split, pixels, digest)
+def _images(spec: DataSet, split: str, pixels: Pixels, digest: store.Digest) -> SplitReport:
+    checked = "your own data: nothing to compare with"
+    if isinstance(spec, FileSet) and spec.published:
+        load.check_content(spec, split, pixels, digest)
         if digest.count != spec.counts[split]:
             checked = "a part of the set: nothing to compare with"
         elif split in spec.sha256:
@@ -131,23 +102,24 @@ def _images(
         elif split in spec.encoded_sha256 and pixels.encoded_sha256 is not None:
             checked = "decoded from the official files"
         else:
-            checked = "not compared: no official value is known here"
-        reports[split] = SplitReport(
-            count=digest.count,
-            official=spec.counts[split],
-            per_class=digest.per_class,
-            sha256=digest.sha256,
-            checked=checked,
-            means={"mean": digest.mean, "std": digest.std},
-        )
-    return Report(name=spec.name, source=source, splits=reports)
+            checked = NOT_COMPARED
+    elif spec is MNIST5K:
+        checked = "the official pixels"  # mnist5k.images compares them at each start
+    return SplitReport(
+        count=digest.count,
+        official=spec.counts.get(split, digest.count),
+        per_class=digest.per_class,
+        sha256=digest.sha256,
+        checked=checked,
+        means={"mean": digest.mean, "std": digest.std},
+    )
 
 
-def _recordings(spec: OfficialSet, split: str, recordings: Recordings) -> SplitReport:
+def _recordings(spec: FileSet, split: str, recordings: Recordings) -> SplitReport:
     whole, events, on = hashlib.sha256(), 0, 0
     count = len(recordings)
     with progress(Path(recordings.origin).name, count) as report:
-        for i, path in enumerate(recordings.paths):
+        for i, path in enumerate(recordings.items):
             stream = recordings(i)
             whole.update(path.read_bytes())
             events += len(stream)
@@ -155,9 +127,9 @@ def _recordings(spec: OfficialSet, split: str, recordings: Recordings) -> SplitR
             report(i + 1, count)
     return SplitReport(
         count=count,
-        official=spec.counts[split],
-        per_class=tuple(np.bincount(recordings.y_N, minlength=spec.num_classes).tolist()),
+        official=spec.counts.get(split, count),
+        per_class=tuple(np.bincount(recordings.y_N, minlength=len(recordings.classes)).tolist()),
         sha256=whole.hexdigest(),
-        checked="over the files; not compared: no official value is known here",
+        checked=f"over the files; {NOT_COMPARED if spec.published else 'your own data: nothing to compare with'}",
         means={"events per recording": (events / count,), "share of ON events": (on / events,)},
     )

@@ -70,9 +70,7 @@ class PlainNeuron(nn.Module):
         shape[self.channel_dim - 1] = -1
         return value.view(shape)
 
-    def forward(
-        self, i_SNC: Tensor, *, num_steps: int | None = None, residual: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, i_SNC: Tensor, *, num_steps: int | None = None, residual: Tensor | None = None) -> Tensor:
         """Spikes of T steps, plus `residual`."""
         S = i_SNC.shape[0]
         T = num_steps or S
@@ -126,7 +124,7 @@ def folded(net: Net) -> Net:
     """A copy whose tdBN layers are in the synapses; the copy of a network that is folded already."""
     if any(isinstance(m, AnnBlock) for m in net.modules()):
         raise InputError("export takes spiking networks, got an ANN.")
-    if not any(isinstance(m, Neuron) for m in net.modules()):
+    if not any(isinstance(m, SpikingBlock | Neuron) for m in net.modules()):
         raise InputError(
             f"export takes networks made of mpd_agl.nn.SpikingBlock, and {type(net).__name__} has none. "
             "Build its spiking layers from SpikingBlock."

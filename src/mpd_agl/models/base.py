@@ -1,124 +1,23 @@
 """What all networks share.
 
-Options, input checks, the walk from images or frames to logits_TNK, and the blocks they are made of.
+Input checks, the walk from images or frames to logits_TNK, and the blocks they are made of.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpd_agl.core import Surrogate
-from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.errors import InputError
 from mpd_agl.models.gates import get_gate
 from mpd_agl.models.graph import Builder, Flow
-from mpd_agl.nn import AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm, over_time
+from mpd_agl.models.options import NetworkOptions
+from mpd_agl.nn import AnnBlock, BatchNorm, Current, Readout, SpikingBlock, get_method, get_norm, over_time
 from mpd_agl.nn.recompute import recompute, run
 from mpd_agl.ops import LOCAL, Sync
 
-CONV_IMPLS = ("dense", "event", "auto")
-
 Layer = SpikingBlock | AnnBlock
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """Everything a network is made from; checked when made."""
-
-    num_classes: int = 10
-    num_steps: int = 2
-    """T. Images are shown T times (the stem once); frames must come as T."""
-    method: str | Method = "mpd-agl"
-    in_channels: int = 3
-    image_size: int = 32
-    width_mult: float = 1.0
-    """Multiplies every layer's channels."""
-    depth: int = 0
-    """Layers of a network that leaves its depth free (`plain`); 0: the network's own."""
-    surrogate: str | Surrogate | None = None
-    """Shape of the surrogate; None: the method's own, else its usual one (mostly rectangular)."""
-    v_th: float = 0.5
-    tau: float = 0.2
-    alpha: float = 1.0
-    norm: str = "tdbn"
-    """`tdbn`, `bn`, `tebn`, `tab` or `mpbn` (`nn.step_norm`); TEBN and TAB are built for num_steps. ANNs have `bn`."""
-    attention: str = "none"
-    """A gate behind the last two stages of a convolutional network (`tcja`), built for num_steps."""
-    attention_steps: int = 0
-    """`statten`: timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where T is odd."""
-    kappa: float = 1.0
-    """The width of a method that keeps it, or the one that a learnt width starts from; other rules refuse it."""
-    detach_reset: bool = False
-    init: Literal["kaiming", "pytorch"] = "kaiming"
-    """Convolutions: Kaiming fan-out (the authors' published code) or PyTorch's default (the paper's text)."""
-    block: Literal["sew", "zheng"] = "sew"
-    """ResNets: spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
-    backend: str = "auto"
-    conv_impl: str = "auto"
-    """How the synapses behind the first layer compute.
-
-    `auto` takes the quickest way of each pass for the spikes at hand (`nn.event_conv`), `dense` is torch's way, `event`
-    skips zeros.
-    """
-    ann: bool = False
-    """The iso-architecture ANN: ReLU and plain batch norm."""
-    recompute: bool = False
-    """Training keeps only the stages' inputs and computes the rest again in the backward pass.
-
-    That takes less memory and more time; the numbers are the same.
-    """
-
-    def __post_init__(self) -> None:
-        for name in ("num_classes", "num_steps", "in_channels", "image_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                hint = " Use num_steps=2, as the paper does." if name == "num_steps" else ""
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.{hint}")
-        if not isinstance(self.depth, int) or self.depth < 0:
-            raise InputError(f"depth must be a whole number of layers, or 0 for the network's own, got {self.depth!r}.")
-        if not self.width_mult > 0 or not math.isfinite(self.width_mult):
-            raise InputError(
-                f"width_mult must be positive, got {self.width_mult}. 1 is the paper's network, 0.125 a small one."
-            )
-        if not self.kappa > 0:
-            raise InputError(f"kappa must be positive, got {self.kappa}. It starts at 1.")
-        if self.init not in ("kaiming", "pytorch"):
-            raise unknown_name("init", self.init, ("kaiming", "pytorch"))
-        if self.block not in ("sew", "zheng"):
-            raise unknown_name("block", self.block, ("sew", "zheng"))
-        get_norm(self.norm)
-        if self.norm != "tdbn" and self.alpha != 1.0:
-            raise InputError(f"alpha is tdBN's scale, got alpha={self.alpha} with norm={self.norm!r}. Leave it out.")
-        if self.attention != "none":
-            get_gate(self.attention)
-            if self.ann:
-                raise InputError(
-                    f"attention {self.attention!r} gates timesteps, and an ANN has none. Use attention='none' with ann."
-                )
-        if not isinstance(self.attention_steps, int) or self.attention_steps < 0:
-            raise InputError(f"attention_steps must be a whole number, 0: the default, got {self.attention_steps!r}.")
-        if self.conv_impl not in CONV_IMPLS:
-            raise unknown_name("conv_impl", self.conv_impl, CONV_IMPLS)
-
-    def channels(self, count: int) -> int:
-        """A layer's channels at this width, at least 1."""
-        return max(1, round(count * self.width_mult))
-
-
-class SubsampledConv(nn.Conv2d):
-    """A strided 1x1 convolution as a plain one on every stride-th pixel: the same numbers.
-
-    For under 8 input channels in channels_last memory, where the backward of torch 2.13's CPU convolution with stride
-    writes outside its buffers (seen on AVX2: crashes in 12 of 12 shapes tried, none from 8 channels on).
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Subsample, then convolve with stride 1."""
-        picked = input[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=torch.channels_last)
-        return nn.functional.conv2d(picked, self.weight, self.bias)
 
 
 class Network(nn.Module):
@@ -133,37 +32,21 @@ class Network(nn.Module):
     def __init__(self, name: str, options: NetworkOptions) -> None:
         super().__init__()
         self.name, self.options, self.num_steps = name, options, options.num_steps
+        self.method = get_method(options.method).with_options(options)
+        self.surrogate = None if options.surrogate == "auto" else options.surrogate
 
     @property
     def is_tied_to_steps(self) -> bool:
         """Whether a part of the network takes only the T that it was built for."""
         return any(getattr(m, "tied_to_steps", False) for m in self.modules())
 
-    def refuse_depth(self) -> None:
-        """Networks of a fixed depth refuse another one."""
-        if self.options.depth:
-            raise InputError(f"{self.name} has a fixed depth, got depth={self.options.depth}. Leave it out.")
-
-    def refuse_unused(self, *fields: str) -> None:
-        """Options that mean nothing to a network are refused, unless they are at their defaults."""
-        for field in fields:
-            value, default = getattr(self.options, field), getattr(NetworkOptions, field)
-            if value != default:
-                raise InputError(f"{self.name} has no choice of {field}, got {field}={value!r}. Use {default!r}.")
-
     def conv(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> Layer:
         """A block on a convolution without bias (tdBN has one)."""
         return self.block(self.synapse(in_channels, out_channels, kernel, stride))
 
-    def synapse(
-        self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1, *, dense: bool = False
-    ) -> nn.Conv2d:
-        """The convolution itself, in channels_last memory; `dense`: its input is no spikes."""
-        conv: nn.Conv2d
-        if kernel == 1 and stride > 1 and in_channels < 8:
-            conv = SubsampledConv(in_channels, out_channels, kernel, stride, bias=False)
-        else:
-            conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+    def synapse(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+        """The convolution itself, in channels_last memory."""
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
         if self.options.init == "kaiming":
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
@@ -173,13 +56,19 @@ class Network(nn.Module):
         """A block on a linear layer without bias."""
         return self.block(nn.Linear(in_features, out_features, bias=False))
 
-    def block(self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = ()) -> Layer:
+    def block(
+        self, synapse: nn.Module, alpha: float | None = None, currents: Sequence[Current] = (), *, spikes: bool = True
+    ) -> Layer:
         """A synapse with norm and neuron, or with batch norm and ReLU in an ANN; `currents` are added before the
-        neuron.
+        neuron. `spikes`: that is what the synapse reads.
         """
         if self.options.ann:
             return AnnBlock(synapse)
-        return self._spiking(synapse, currents=currents, alpha=self.options.alpha if alpha is None else alpha)
+        return self._spiking(synapse, currents=currents, alpha=alpha, conv_impl=self._conv_impl(spikes))
+
+    def _conv_impl(self, spikes: bool) -> str:
+        """How the next synapse computes; the network's first one reads an image, others may read no spikes either."""
+        return self.options.conv_impl if spikes and next(self.children(), None) is not None else "dense"
 
     def neuron_block(self, channels: int, sources: Sequence[nn.Module] = (), v_th: float | None = None) -> nn.Module:
         """A neuron on a current that was added up before it, a ReLU in an ANN. Its width comes from the norms in
@@ -192,10 +81,9 @@ class Network(nn.Module):
     def _spiking(self, synapse: nn.Module | None, **own: Any) -> SpikingBlock:
         """A block with this network's options."""
         o = self.options
-        method = get_method(o.method, **({} if o.kappa == 1 else {"kappa": o.kappa}))
         shared: dict[str, Any] = {
-            "method": method,
-            "surrogate": o.surrogate,
+            "method": self.method,
+            "surrogate": self.surrogate,
             "v_th": o.v_th,
             "tau": o.tau,
             "norm": o.norm,
@@ -205,13 +93,15 @@ class Network(nn.Module):
         }
         return SpikingBlock(synapse, **(shared | own))
 
-    def current(self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None) -> Current:
-        """A normalised current without a neuron."""
-        o = self.options
+    def current(
+        self, synapse: nn.Conv2d | None, channels: int, alpha: float | None = None, *, spikes: bool = True
+    ) -> Current:
+        """A normalised current without a neuron; `spikes`: that is what the synapse reads."""
+        o, conv_impl = self.options, self._conv_impl(spikes)
         if o.ann:
-            return Current(synapse, BatchNorm(channels))
-        scale = o.alpha if alpha is None else alpha
-        return Current(synapse, get_norm(o.norm).norm(channels, v_th=o.v_th, alpha=scale, num_steps=o.num_steps))
+            return Current(synapse, BatchNorm(channels), "dense")
+        scale = {"v_th": o.v_th, "alpha": 1.0 if alpha is None else alpha}
+        return Current(synapse, get_norm(o.norm).norm(channels, **scale, num_steps=o.num_steps), conv_impl)
 
     def gate(self, channels: int, stages_left: int) -> nn.Module | None:
         """The gate behind a stage, if the options ask for one and at most one stage follows."""

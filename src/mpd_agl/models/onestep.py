@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.models.base import Network
-from mpd_agl.nn import Neuron, SpikingBlock, is_folded
+from mpd_agl.nn import Neuron, SpikingBlock, is_folded, synapse_output
 
 States = tuple[Tensor, ...]
 """What every neuron layer keeps of its potential after a step, in the order in which the layers run."""
@@ -28,6 +28,7 @@ class _Walk:
 
     def step(self, neuron: Neuron, i_NC: Tensor) -> Tensor:
         spikes_NC, kept_NC = neuron.step(i_NC, None if self._before is None else next(self._before))
+        assert kept_NC is not None
         self.after.append(kept_NC)
         return spikes_NC
 
@@ -38,6 +39,7 @@ class _StepBlock(nn.Module):
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
         self.synapse, self.currents, self.neuron = block.synapse, block.currents, block.neuron
+        self.conv_impl = block.conv_impl
         self.walk: _Walk | None = None
 
     def forward(
@@ -50,7 +52,7 @@ class _StepBlock(nn.Module):
     ) -> Tensor:
         """Spikes of this step."""
         assert self.walk is not None
-        i_NC: Tensor = s_1NC[0] if self.synapse is None else self.synapse(s_1NC[0])
+        i_NC = synapse_output(self.synapse, s_1NC, self.conv_impl)[0]
         for current, added_1NC in zip(self.currents, current_inputs, strict=True):
             i_NC = i_NC + current(added_1NC)[0]
         s_1NC = self.walk.step(self.neuron, i_NC).unsqueeze(0)

@@ -41,6 +41,8 @@ MOST_CARD_BYTES = 2**20
 TIMEOUT_S = 20.0
 FREE = ("num_steps", "surrogate", "detach_reset", "backend", "conv_impl", "recompute")
 """Options that change no answer of the trained network but its time, T or gradient."""
+GONE = {"gamma_start": 1.0, "leak": "two", "start": "rest"}
+"""Options that only networks of 0.2 had, and the value of each that a network of today has built in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,14 @@ def check_options(
                 f"pretrained {card.name!r} was trained with {name}={own!r}, got {value!r}. "
                 + fix.format(name=name, own=own)
             )
-    return {**card.options, **options}
+    kept = {name: value for name, value in card.options.items() if name in defaults}
+    for name in card.options.keys() - kept.keys():
+        if card.options[name] != GONE.get(name):
+            raise InputError(
+                f"pretrained {card.name!r} was trained with {name}={card.options[name]!r}, which no network has any "
+                "more. Use the version of mpd-agl that made the card."
+            )
+    return {**kept, **options}
 
 
 def pretrained_state(card: Card) -> dict[str, Tensor]:

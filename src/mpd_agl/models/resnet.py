@@ -5,12 +5,20 @@ The paper's table prints x3 for ResNet-19's last stage; its energy table counts 
 
 import math
 from collections import OrderedDict
+from typing import Literal
 
 from torch import Tensor, nn
 
-from mpd_agl.errors import InputError
-from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.models.base import Network, readout
 from mpd_agl.models.graph import Builder, Flow
+from mpd_agl.models.options import NetworkOptions
+
+
+class ResNetOptions(NetworkOptions):
+    """Options of ResNet-18 and ResNet-19."""
+
+    block: Literal["sew", "zheng"] = "sew"
+    """Spikes added behind the neurons (SEW-ADD), or currents added before one neuron (Zheng et al. 2021)."""
 
 
 class SewBlock(nn.Module):
@@ -47,7 +55,7 @@ class ZhengBlock(nn.Module):
 
     def __init__(self, net: Network, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        alpha = net.options.alpha / math.sqrt(2)
+        alpha = 1 / math.sqrt(2)
         self.conv1 = net.conv(in_channels, out_channels, stride=stride)
         synapse = net.synapse(out_channels, out_channels)
         changes = stride != 1 or in_channels != out_channels
@@ -61,7 +69,9 @@ class ZhengBlock(nn.Module):
 
     def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
         """For plans and NIR."""
-        return build.block(f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow)
+        return build.block(
+            f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow
+        )
 
 
 class ResNet(Network):
@@ -71,9 +81,8 @@ class ResNet(Network):
         self, name: str, options: NetworkOptions, *, stem: int, stages: tuple[tuple[int, int], ...], hidden: int | None
     ) -> None:
         super().__init__(name, options)
-        self.refuse_depth()
-        self.refuse_unused("attention_steps")
-        block = ZhengBlock if options.block == "zheng" and not options.ann else SewBlock
+        block = ZhengBlock if isinstance(options, ResNetOptions) and options.block == "zheng" else SewBlock
+        block = SewBlock if options.ann else block
         channels = options.channels(stem)
         self.stem = self.conv(options.in_channels, channels)
         for number, (count, blocks) in enumerate(stages, 1):
@@ -89,7 +98,7 @@ class ResNet(Network):
         self.num_stages = len(stages)
         self.fc1 = None
         if hidden is not None:
-            self.fc1 = self.block(nn.Linear(channels, options.channels(hidden), bias=False))
+            self.fc1 = self.block(nn.Linear(channels, options.channels(hidden), bias=False), spikes=False)
             channels = options.channels(hidden)
         self.readout = readout(channels, options)
 
@@ -112,7 +121,7 @@ class ResNet(Network):
             for name, part in self.get_submodule(f"stage{number}").named_children():
                 path = f"stage{number}.{name}"
                 described = isinstance(part, SewBlock | ZhengBlock)
-                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)
+                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)  # type: ignore[operator]
         flow = build.mean(flow)
         if self.fc1 is not None:
             flow = build.block("fc1", self.fc1, flow)
@@ -131,8 +140,6 @@ def resnet18(options: NetworkOptions) -> ResNet:
 
 def sew_resnet(name: str, blocks: tuple[int, int, int, int], options: NetworkOptions) -> ResNet:
     """SEW-ResNet (Fang et al., NeurIPS 2021) with the 3x3 stem of small images: spikes are added behind the neurons."""
-    if options.block != "sew":
-        raise InputError(f"{name} adds spikes behind its neurons, got block={options.block!r}. Use resnet18 for that.")
     return ResNet(name, options, stem=64, stages=tuple(zip((64, 128, 256, 512), blocks, strict=True)), hidden=None)
 
 

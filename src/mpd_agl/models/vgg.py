@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
+from mpd_agl.models.base import Network, Pool, readout
 from mpd_agl.models.graph import Builder, Flow
-from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+from mpd_agl.models.options import NetworkOptions
 from mpd_agl.nn import set_chain
 
 Plan = Sequence[int | Literal["P"]]
@@ -33,9 +35,6 @@ class ConvNet(Network):
         self, name: str, options: NetworkOptions, plan: Plan, *, hidden: Sequence[int] = (), average: bool = False
     ) -> None:
         super().__init__(name, options)
-        self.refuse_unused("block", "attention_steps")
-        if name != "plain":
-            self.refuse_depth()
         channels, size, number = options.in_channels, options.image_size, 0
         self.order: list[str] = []
         for index, item in enumerate(plan):
@@ -128,20 +127,24 @@ def vgg16(options: NetworkOptions) -> ConvNet:
     return ConvNet("vgg16", options, VGG16, hidden=(4096, 4096))
 
 
-def plain(options: NetworkOptions) -> ConvNet:
-    """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout (24 layers by default).
+class PlainOptions(NetworkOptions):
+    """Options of `plain`."""
+
+    depth: int = Field(default=24, ge=2)
+    """Layers, the readout included."""
+
+
+def plain(options: PlainOptions) -> ConvNet:
+    """`depth` layers without any shortcut: 3x3 convolutions of 16 channels and the readout.
 
     An image of more than 16 pixels a side is halved behind a quarter of the layers, and behind further quarters while
     it is still larger. A gradient has only one way through such a network: its layers show whether they pass it on.
     """
-    depth = options.depth or 24
-    if depth < 2:
-        raise InputError(f"plain needs at least 2 layers, a convolution and the readout, got depth={depth}.")
     plan: list[int | Literal["P"]] = []
     size = options.image_size
-    for layer in range(1, depth):
+    for layer in range(1, options.depth):
         plan.append(16)
-        if size > 16 and layer % max(1, depth // 4) == 0:
+        if size > 16 and layer % max(1, options.depth // 4) == 0:
             plan.append("P")
             size //= 2
     return ConvNet("plain", options, plan)

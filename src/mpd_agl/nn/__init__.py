@@ -10,11 +10,13 @@ from mpd_agl.nn.norm import BatchNorm, TdBatchNorm
 from mpd_agl.nn.norms import NORMS, NormKind, get_norm, register_norm
 from mpd_agl.nn.potential import Affine, MeasuredMoments, Potential, PotentialSums, affines_of, predicted
 from mpd_agl.nn.recompute import recompute
-from mpd_agl.nn.synapse import over_time
-from mpd_agl.nn.width import ChainWidth, FixedWidth, LSGWidth, MPDWidth, QuantileWidth, Width, set_chain
+from mpd_agl.nn.synapse import over_time, synapse_output
+from mpd_agl.nn.width import ChainWidth, FixedWidth, LSGWidth, MPDWidth, QuantileWidth, Width, set_chain, set_progress
 from mpd_agl.ops import Widths
+from mpd_agl.ops.conv.conv import CONV_IMPLS
 
 __all__ = [
+    "CONV_IMPLS",
     "LIF",
     "METHODS",
     "NORMS",
@@ -52,5 +54,7 @@ __all__ = [
     "register_method",
     "register_norm",
     "set_chain",
+    "set_progress",
     "share_batch",
+    "synapse_output",
 ]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.nn.norm import BatchNorm
-from mpd_agl.nn.synapse import out_features, over_time
+from mpd_agl.nn.synapse import out_features, synapse_output
 
 
 class AnnBlock(nn.Module):
@@ -20,5 +20,5 @@ class AnnBlock(nn.Module):
 
         An ANN has no time: it takes `num_steps` as the spiking networks pass it, and ignores it.
         """
-        y = torch.relu(self.norm(over_time(self.synapse, x_TNC)))
+        y = torch.relu(self.norm(synapse_output(self.synapse, x_TNC, "dense")))
         return y if residual is None else y + residual

@@ -4,7 +4,9 @@ Shapes: spikes_TNCHW (or TNF) in and out, T folded into the batch for the synaps
 `num_steps` times: its convolution is computed once.
 """
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ from mpd_agl.errors import InputError
 from mpd_agl.nn.bounded_gradient import bounded_gradient
 from mpd_agl.nn.called import call_once, called_as_module
 from mpd_agl.nn.methods import Method, get_method
-from mpd_agl.nn.neuron import LIF, Carried, Neuron
+from mpd_agl.nn.neuron import Carried, Neuron
 from mpd_agl.nn.norms import get_norm
-from mpd_agl.nn.potential import Affine, affines_of
-from mpd_agl.nn.synapse import out_features, over_time
+from mpd_agl.nn.potential import TORCH_NORMS, Affine, affines_of
+from mpd_agl.nn.synapse import input_shape, out_features, over_time, synapse_output
 from mpd_agl.nn.width import Width
-from mpd_agl.ops import LOCAL, NormSpec, StepInput, StepOutput, Sync, Widths, current_map, fused_step
+from mpd_agl.ops import LOCAL, CurrentMap, NormSpec, StepInput, Sync, Widths, current_map, fused_step
+from mpd_agl.ops.conv.conv import checked_impl
+from mpd_agl.ops.step.spec import given
 
 
 class Current(nn.Module):
@@ -31,53 +35,57 @@ class Current(nn.Module):
     takes_spikes = True
     """False where its input are currents, as on a membrane shortcut: no weights of 8 bits then."""
 
-    def __init__(self, synapse: nn.Module | None, norm: nn.Module | None) -> None:
+    def __init__(self, synapse: nn.Module | None, norm: nn.Module | None, conv_impl: str = "auto") -> None:
         super().__init__()
-        self.synapse, self.norm = synapse, norm
+        self.synapse, self.norm, self.conv_impl = synapse, norm, conv_impl
 
     def forward(self, s_SNC: Tensor, num_steps: int | None = None) -> Tensor:
         """The current; for one timestep that is shown `num_steps` times it may have one, too."""
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
+        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
         return normalised(self.norm, x_SNC, num_steps)
 
 
 def norm_spec(norm: nn.Module | None) -> NormSpec | None:
-    """The values by which a kernel applies this norm; None where it must be called, or where there is none."""
-    if norm is None or called_as_module(norm):
+    """The values by which a kernel applies this norm; None where it must be called, or where there is none.
+
+    A subclass with a forward of its own is another norm than the one whose values it inherits.
+    """
+    owner = next((kind for kind in type(norm).__mro__ if "spec" in vars(kind)), None)
+    if norm is None or owner is None or type(norm).forward is not vars(owner).get("forward") or called_as_module(norm):
         return None
-    # A subclass with a forward of its own is another norm than the one whose values it inherits.
-    for kind in type(norm).__mro__:
-        if "spec" in vars(kind):
-            found: NormSpec = norm.spec()  # type: ignore[operator]
-            return found
-        if "forward" in vars(kind):
-            return None
-    return None
+    found: NormSpec = norm.spec()  # type: ignore[operator]
+    return found
 
 
 def normalised(norm: nn.Module | None, x_SNC: Tensor, num_steps: int | None) -> Tensor:
-    """A norm called on the synapse's output. One that knows time takes the whole sequence; torch's own do not."""
+    """A norm called on the synapse's output. torch's own know no time: they get it folded into the batch."""
     if norm is None:
         return x_SNC
-    if isinstance(norm, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
-        x_NC = x_SNC.flatten(0, 1)
-        # torch's CPU batch_norm has wrong gradients for a batch of one whose gradient has another memory order.
-        single = x_NC.shape[0] == 1 and not torch.compiler.is_compiling()
-        y = call_once(norm, x_NC.contiguous() if single else x_NC)
-        if single and y.requires_grad:
-            y.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-        return y.view(*x_SNC.shape[:2], *y.shape[1:])
+    if isinstance(norm, TORCH_NORMS):
+        return over_time(partial(_torch_norm, norm), x_SNC)
     return call_once(norm, x_SNC, num_steps)
+
+
+def _torch_norm(norm: nn.Module, x_NC: Tensor) -> Tensor:
+    """One of torch's own norms. Its CPU batch norm has wrong gradients for a batch of one whose gradient has another
+    memory order than the input, so both are made contiguous there.
+    """
+    if x_NC.shape[0] != 1 or torch.compiler.is_compiling():
+        return call_once(norm, x_NC)
+    y = call_once(norm, x_NC.contiguous())
+    if y.requires_grad:
+        y.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return y
 
 
 class SpikingBlock(nn.Module):
     """Synapse - norm - neuron, with the surrogate's width from the method's rule, through the fused step.
 
     `synapse` is an `nn.Conv2d` or `nn.Linear`, `norm` one of `NORMS` by name (tdBN by default) or a module of yours;
-    those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given: a `Neuron`,
-    or any module with `tau` and `v_th` that takes `(i_TNC, widths)`. `currents` are added to the block's own before the
-    neuron. The other options are those of the parts that the block makes itself: v_th 0.5, tau 0.2 and alpha 1 by
-    default, method "mpd-agl".
+    those with parameters per timestep need `num_steps`. `neuron` is made by the method unless one is given.
+    `currents` are added to the block's own before the neuron. The other options are those of the parts that the block
+    makes itself: v_th 0.5, tau 0.2 and alpha 1 by default, method "mpd-agl". `conv_impl` says how a plain synapse
+    computes (`ops.conv`): by its written rule, "dense" as torch does, or "event" by skipping zeros.
 
     Without a synapse (None) the block's input is the neuron's current itself, over `channels` channels, as behind a
     membrane shortcut. The width is then predicted from `sources`, the norms whose outputs were added up to it, or
@@ -94,8 +102,6 @@ class SpikingBlock(nn.Module):
 
     norm: nn.Module | None
     """None where it is folded into the synapse; a user may put another norm here."""
-    neuron: Neuron
-    """A user may put another neuron here."""
 
     def __init__(
         self,
@@ -103,7 +109,7 @@ class SpikingBlock(nn.Module):
         *,
         method: str | Method | None = None,
         norm: str | nn.Module | None = None,
-        neuron: nn.Module | None = None,
+        neuron: Neuron | None = None,
         currents: Sequence[Current] = (),
         sources: Sequence[nn.Module] = (),
         channels: int | None = None,
@@ -114,56 +120,52 @@ class SpikingBlock(nn.Module):
         alpha: float | None = None,
         detach_reset: bool | None = None,
         backend: str | None = None,
+        conv_impl: str = "auto",
     ) -> None:
         super().__init__()
-        options = {"v_th": v_th, "tau": tau, "surrogate": surrogate, "detach_reset": detach_reset, "backend": backend}
-        _refuse_ignored(neuron, norm, {**options, "method": method, "alpha": alpha})
-        rule = get_method("mpd-agl" if method is None else method)
+        asked = {"tau": tau, "v_th": v_th, "detach_reset": detach_reset, "backend": backend}
+        options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        if neuron is not None:
+            ignored = {**options, **({"surrogate": surrogate} if surrogate else {})}
+            _refuse_ignored("neuron", [*ignored, *(["method"] if neuron.width and method else [])])
+        rule = get_method(method or "mpd-agl")
         kind = get_norm(norm if isinstance(norm, str) else "tdbn")
-        channels = channels if synapse is None else out_features(synapse)
+        if synapse is not None:
+            channels = out_features(synapse)
+        self.synapse, self.conv_impl = synapse, checked_impl(conv_impl)
+        self.sources = tuple(sources)  # a tuple: the network has them already
+        norm_v_th = v_th or 0.5
         if neuron is None:
-            made = {
-                "tau": 0.2 if tau is None else tau,
-                "v_th": 0.5 if v_th is None else v_th,
-                "surrogate": rule.surrogate_with(surrogate),
-                "detach_reset": bool(detach_reset),
-                "backend": backend or "auto",
-            }
+            options["surrogate"] = rule.surrogate_with(surrogate)
             if synapse is None and not sources and kind.neuron is None:  # nothing to predict moments from: measured
-                made["width"] = rule.width()
-            make = rule.neuron if kind.neuron is None else kind.neuron
-            neuron = make(**made) if kind.neuron is None else make(rule.neuron, channels, **made)
+                options["width"] = rule.width()
+            make = rule.neuron if kind.neuron is None else partial(kind.neuron, rule.neuron, channels)
+            neuron = make(**options)  # type: ignore[assignment]
         elif kind.neuron is not None:
             raise InputError(f"norm {kind.name!r} makes the block's neuron, got one as well. Leave one of them out.")
-        elif getattr(neuron, "channel_dim", 2) != 2:
-            raise InputError(
-                f"a block's channels are on axis 2, got a neuron with channel_dim={neuron.channel_dim}. Leave it out."
-            )
-        if not isinstance(norm, nn.Module) and synapse is not None:
-            threshold = float(torch.as_tensor(neuron.v_th).detach().mean())  # type: ignore[arg-type]
-            scale = {"v_th": threshold, "alpha": 1.0 if alpha is None else alpha}
-            norm = kind.norm(channels, **scale, num_steps=num_steps)
-        self.synapse = synapse
-        self.norm = norm if isinstance(norm, nn.Module) else None
-        self.sources = tuple(sources)  # a tuple: the network has them already
-        self.neuron = neuron  # type: ignore[assignment]
-        self.width: Width = getattr(neuron, "width", None) or rule.width()
+        else:
+            norm_v_th = float(torch.as_tensor(_checked(neuron).v_th).detach().mean())
+        self.neuron = _checked(neuron)
+        if isinstance(norm, nn.Module):
+            _refuse_ignored("norm", ["alpha"] if alpha is not None else [])
+        elif synapse is not None:
+            norm = kind.norm(channels, v_th=norm_v_th, alpha=alpha or 1.0, num_steps=num_steps)
+        self.norm = None if isinstance(norm, str) else norm
+        self.width: Width = self.neuron.width or rule.width()
         self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine] | None:
         """gamma, beta and scale of the norms whose currents the neuron receives; None where one cannot be read."""
-        if isinstance(self.neuron, Neuron) and (of_potential := self.neuron.affines()) is not None:
+        of_potential = self.neuron.affines()
+        if of_potential is not None:
             return of_potential
-        norms: list[Any] = [*(self.sources if self.synapse is None else (self.norm,)), *(c.norm for c in self.currents)]
-        found = [affines_of(norm) for norm in norms]
+        own = self.sources if self.synapse is None else (self.norm,)
+        found = [affines_of(norm) for norm in (*own, *(current.norm for current in self.currents))]
         return None if None in found else [a for each in found for a in each or ()]
 
     def widths(self, step: StepInput, norm: NormSpec | None = None) -> Widths:
         """By the block's rule, from the parameters as they are now; `norm` stands between `step.x` and the neuron."""
-        neuron = self.neuron
-        if not isinstance(neuron, Neuron):
-            neuron = _constants_of(neuron)
-        potential = neuron.potential(step, self.affines(), lambda: current_map(norm, step.x, neuron.backend))
+        potential = self.neuron.potential(step, self.affines(), lambda: self._current_map(norm, step))
         found: Widths = self.width(potential)
         return found
 
@@ -187,10 +189,10 @@ class SpikingBlock(nn.Module):
             return self._run(s_SNC, T, residual, current_inputs, carried)
 
         # Where a state is carried, gradients come back by two ways, and neither has a size of its own to bound.
-        bounded = self.width.max_growth < float("inf") and carried is None
-        if not bounded or not torch.is_grad_enabled() or not s_SNC.requires_grad:
-            return run(s_SNC)
-        return bounded_gradient(run, s_SNC, self.width.max_growth, getattr(self.neuron, "sync", LOCAL))
+        bounded = self.width.max_growth < math.inf and carried is None
+        if bounded and torch.is_grad_enabled() and s_SNC.requires_grad:
+            return bounded_gradient(run, s_SNC, self.width.max_growth, self.neuron.sync if self.training else LOCAL)
+        return run(s_SNC)
 
     def with_state(
         self, s_SNC: Tensor, state: Tensor | None, num_steps: int | None = None, **options: Any
@@ -210,49 +212,44 @@ class SpikingBlock(nn.Module):
         current_inputs: Sequence[Tensor],
         carried: Carried | None,
     ) -> Tensor:
-        x_SNC = s_SNC if self.synapse is None else over_time(self.synapse, s_SNC)
-        neuron = self.neuron.spec() if isinstance(self.neuron, Neuron) else None
+        x_SNC = synapse_output(self.synapse, s_SNC, self.conv_impl)
+        neuron = self.neuron.spec()
         norm = norm_spec(self.norm) if neuron is not None and not self.currents else None
         if norm is None:
             x_SNC = normalised(self.norm, x_SNC, T)
             for current, s_TNC in zip(self.currents, current_inputs, strict=True):
                 x_SNC = x_SNC + current(s_TNC)
-        step = StepInput(x_SNC, T, None, residual, carried and carried.state, want_state=carried is not None)
-        # Without gradients a width costs nothing; a neuron of its own may read it for its outputs in training.
-        if torch.is_grad_enabled() or (self.training and neuron is None):
+        step = StepInput(x_SNC, T, None, residual, given(carried, lambda c: c.state), want_state=carried is not None)
+        # Without gradients no width is computed, unless the neuron may read it for its outputs in training.
+        if self.neuron.wants_widths if neuron is not None else torch.is_grad_enabled() or self.training:
             step = step._replace(widths=self.widths(step, norm))
-        if neuron is None:
-            return _call_neuron(self.neuron, step, carried)
-        if norm is not None:
-            self.norm.check(x_SNC)  # type: ignore[union-attr, operator]
+        if neuron is None:  # called, so that its hooks fire
+            spikes: Tensor = self.neuron(x_SNC, step.widths, num_steps=T, residual=residual, carried=carried)
+            return spikes
         output = fused_step(norm, neuron, step)
         if output.stats is not None:
             self.norm.track(output.stats, T // x_SNC.shape[0])  # type: ignore[union-attr, operator]
-        self._show(step, norm, output)
+        if self.neuron.is_watched:
+            self.neuron.show(step, self._current_map(norm, step), output)
         if carried is not None:
             carried.state = output.state
         return output.spikes
 
-    def _show(self, step: StepInput, norm: NormSpec | None, output: StepOutput) -> None:
-        if self.neuron.is_watched:
-            self.neuron.show(step, current_map(norm, step.x, self.neuron.backend), output)
+    def _current_map(self, norm: NormSpec | None, step: StepInput) -> CurrentMap | None:
+        return current_map(norm, step.x, self.neuron.backend)
 
     def _check(
         self, s_SNC: Tensor, num_steps: int | None, current_inputs: Sequence[Tensor], carried: Carried | None
     ) -> int:
         """T, or a sentence for what this block cannot take."""
-        synapse = self.synapse
-        flat = s_SNC.dim() == 3 if synapse is None else isinstance(synapse, nn.Linear)
-        wanted: Any = s_SNC.shape[2] if synapse is None and s_SNC.dim() > 2 else "C"
-        if synapse is not None:
-            wanted = synapse.weight.shape[1] if flat else synapse.in_channels  # type: ignore[index]
         T = s_SNC.shape[0] if num_steps is None else num_steps
         if T < 1:
             raise InputError(f"num_steps must be at least 1, got {T}. Use num_steps=2, as the paper does.")
-        if s_SNC.dim() != (3 if flat else 5) or s_SNC.shape[2] != wanted or s_SNC.shape[0] not in (1, T):
-            shape = f"({T}, N, {wanted})" if flat else f"({T}, N, {wanted}, H, W)"
+        shape = input_shape(self.synapse, s_SNC)
+        if s_SNC.shape[2:] != shape or s_SNC.shape[0] not in (1, T):
+            wanted = ", ".join(map(str, (T, "N", *shape)))
             raise InputError(
-                f"this block takes {shape}, or 1 timestep that is shown {T} times, got {tuple(s_SNC.shape)}. "
+                f"this block takes ({wanted}), or 1 timestep that is shown {T} times, got {tuple(s_SNC.shape)}. "
                 "A batch of images gets its time axis by images.unsqueeze(0)."
             )
         if s_SNC.shape[0] == 1 and num_steps is None and carried is None:
@@ -272,40 +269,27 @@ class SpikingBlock(nn.Module):
         return T
 
 
-def _call_neuron(neuron: nn.Module, step: StepInput, carried: Carried | None) -> Tensor:
-    """A neuron that no kernel computes, on its current."""
-    if isinstance(neuron, Neuron):
-        spikes: Tensor = neuron(step.x, step.widths, num_steps=step.num_steps, residual=step.residual, carried=carried)
-        return spikes
-    if carried is not None:
+def _checked(neuron: object) -> Neuron:
+    """Refuse what a block cannot run."""
+    if not isinstance(neuron, Neuron):
         raise InputError(
-            f"{type(neuron).__name__} is not a neuron of mpd_agl.nn, so this block cannot carry its state. "
-            "Call the block without a state, or derive the neuron from mpd_agl.nn.Neuron."
+            f"a block takes neurons of mpd_agl.nn, got {type(neuron).__name__}. "
+            "Derive it from mpd_agl.nn.LIF or PLIF and write its run(step)."
         )
-    spikes = call_once(neuron, step.x.expand(step.num_steps, *step.x.shape[1:]), step.widths)
-    return spikes if step.residual is None else spikes + step.residual
+    if neuron.channel_dim != 2:
+        raise InputError(
+            f"a block's channels are on axis 2, got a neuron with channel_dim={neuron.channel_dim}. Leave it out."
+        )
+    return neuron
 
 
-def _constants_of(neuron: nn.Module) -> Neuron:
-    """What a width rule needs of a neuron that is not one of mpd_agl.nn: a LIF with its tau and v_th."""
-    tau, v_th = (torch.as_tensor(getattr(neuron, name)).detach() for name in ("tau", "v_th"))
-    return LIF(tau=tau, v_th=v_th, surrogate=getattr(neuron, "surrogate", None)).to(tau.device)
-
-
-def _refuse_ignored(neuron: nn.Module | None, norm: str | nn.Module | None, given: dict[str, Any]) -> None:
+def _refuse_ignored(part: str, options: Sequence[str]) -> None:
     """Refuse options of a part that the caller made: they would have no effect."""
-    ignored: dict[str, list[str]] = {}
-    if neuron is not None:
-        ignored["neuron"] = ["v_th", "tau", "surrogate", "detach_reset", "backend"]
-        ignored["neuron"] += ["method"] if getattr(neuron, "width", None) is not None else []
-    if isinstance(norm, nn.Module):
-        ignored["norm"] = ["alpha"]
-    for part, names in ignored.items():
-        if passed := [name for name in names if given[name] is not None]:
-            raise InputError(
-                f"{', '.join(passed)} would have no effect, since {part}= is given. "
-                f"Set {'it' if len(passed) == 1 else 'them'} on the {part} that you pass."
-            )
+    if options:
+        raise InputError(
+            f"{', '.join(options)} would have no effect, since {part}= is given. "
+            f"Set {'it' if len(options) == 1 else 'them'} on the {part} that you pass."
+        )
 
 
 class Readout(nn.Module):

@@ -3,15 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
-from typing import Any
 
+from pydantic import Field
 from torch import nn
 
 from mpd_agl.core import Surrogate, get_surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.width import Width, check_scaling
+from mpd_agl.options import ConfigTable
 from mpd_agl.plugins import load_plugins
+
+
+class StartWidth(ConfigTable):
+    """The option of a method whose width is a constant, or is learnt from a start."""
+
+    kappa: float = Field(default=1.0, gt=0)
+    """The width of methods that keep it, and where a learnt width starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,7 @@ class Method:
     """Called with tau, v_th, surrogate, detach_reset and backend; a `Neuron`, or a module that takes `(i_TNC, widths)`
     and has `tau` and `v_th`."""
     width: Callable[..., Width]
-    """Makes the rule; its keywords are the method's options."""
+    """Makes the rule, with the method's options as keywords."""
     about: str
     surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
@@ -35,6 +42,8 @@ class Method:
     """Whether the method is its neuron, so that its width alone is not the method."""
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
+    options: type[ConfigTable] = ConfigTable
+    """The method's own options; `width` is called with them. `create_model` and a run's `[model]` take them."""
     constants: Callable[[], Mapping[str, float]] = dict
     """Numbers of the rule that were chosen and that no option sets. Runs with other numbers are other runs."""
 
@@ -52,18 +61,10 @@ class Method:
             check_scaling(found)
         return own or found or get_surrogate(self.usual)
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The names of its options."""
-        return tuple(signature(self.width).parameters)
-
-    def with_options(self, **options: Any) -> "Method":
-        """The method with some of its options set, such as `kappa=2`."""
-        for name in options:
-            if name not in self.options:
-                known = f"It has {', '.join(self.options)}." if self.options else "It has none."
-                raise InputError(f"method {self.name!r} has no option {name!r}, got {name}={options[name]!r}. {known}")
-        return replace(self, width=partial(self.width, **options)) if options else self
+    def with_options(self, values: object) -> "Method":
+        """The method with its own options taken from an object that has them as attributes."""
+        own = {name: getattr(values, name) for name in self.options.model_fields if hasattr(values, name)}
+        return replace(self, width=partial(self.width, **own)) if own else self
 
 
 METHODS: dict[str, Method] = {}
@@ -83,16 +84,12 @@ def register_method(method: Method) -> Method:
     return method
 
 
-def get_method(name: str | Method, **options: Any) -> Method:
-    """The method of that name, with its options set; a `Method` comes back as it is.
-
-    >>> get_method("stbp-tdbn", kappa=2.0).width().kappa
-    2.0
-    """
+def get_method(name: str | Method) -> Method:
+    """The method of that name; a `Method` is returned unchanged."""
     if isinstance(name, Method):
-        return name.with_options(**options)
+        return name
     if name not in METHODS:
         load_plugins()
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    return METHODS[name].with_options(**options)
+    return METHODS[name]

@@ -146,14 +146,20 @@ class Neuron(nn.Module):
             backend=self.backend,
         )
 
+    @property
+    def has_own_equations(self) -> bool:
+        """Whether its class, or the object itself, computes in another way than this class does."""
+        return any(
+            name in vars(self) or getattr(type(self), name) is not getattr(Neuron, name) for name in ("run", "forward")
+        )
+
     def spec(self) -> NeuronSpec | None:
         """The values by which a kernel computes this neuron; None where it must be run or called itself."""
-        own = type(self).run is not Neuron.run or type(self).forward is not Neuron.forward
-        return None if own or called_as_module(self) else self.constants()
+        return None if self.has_own_equations or called_as_module(self) else self.constants()
 
     def portable(self) -> NeuronSpec:
-        """The values that stand for the neuron in a plan or a file of another format; an error if none do."""
-        if type(self).run is not Neuron.run or type(self).forward is not Neuron.forward:
+        """The values that describe the neuron in a plan or a file of another format; an error if none do."""
+        if self.has_own_equations:
             raise InputError(
                 f"plans and export formats know the equations of LIF and PLIF, got {type(self).__name__}, which has "
                 "its own. Use the network in Python."
@@ -167,6 +173,13 @@ class Neuron(nn.Module):
     def affines(self) -> list[Affine] | None:
         """The norm that the neuron applies to its potential itself; None: the norms before it say what is known."""
         return None
+
+    @property
+    def wants_widths(self) -> bool:
+        """Whether a call needs widths: for gradients, and in training for the moments that its rule keeps, as a batch
+        norm keeps its statistics. The first pass of a reentrant checkpoint has no gradients.
+        """
+        return torch.is_grad_enabled() or (self.training and self.measured is not None)
 
     def check_threshold(self, *, wait: bool = False) -> None:
         """Refuse a learnt threshold that is no longer positive: at every call on a CPU, elsewhere where a caller waits
@@ -238,11 +251,6 @@ class Neuron(nn.Module):
         if not self.training or in_backward() or carried or torch.compiler.is_compiling():
             if measured.known:
                 return measured.moments(num_steps)
-            if in_backward():
-                raise InputError(
-                    "this neuron measures its potentials in training, and a checkpoint with use_reentrant=True runs "
-                    "the first pass without training. Use use_reentrant=False."
-                )
             mean_T, var_T = sums().moments()  # nothing was measured yet: this batch's own
             return mean_T.float(), var_T.sqrt().float()
         if measured.known < min(num_steps, CAPACITY) or self._calls % MEASURE_EVERY == 0:
@@ -251,8 +259,8 @@ class Neuron(nn.Module):
         return measured.moments(num_steps)
 
     def own_widths(self, step: StepInput) -> Widths:
-        """By the neuron's own rule; 1 without a rule, and without gradients, where a width costs nothing."""
-        if self.width is None or not torch.is_grad_enabled():
+        """By the neuron's own rule; 1 without a rule, and where no width is wanted."""
+        if self.width is None or not self.wants_widths:
             return Widths(torch.ones(step.num_steps, device=step.x.device))
         found: Widths = self.width(self.potential(step))
         return found

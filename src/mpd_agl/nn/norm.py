@@ -85,7 +85,7 @@ class TdBatchNorm(nn.Module):
                 raise InputError(
                     "the input of a norm holds NaN or Inf while training. Check the data and the learning rate."
                 )
-            if bool(torch.as_tensor(rows * repeats < 2).any()):
+            if bool(torch.as_tensor(rows < 2).any()):
                 raise InputError(
                     "batch statistics need at least 2 values per channel, got 1. Train with a larger batch."
                 )

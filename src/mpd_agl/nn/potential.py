@@ -16,9 +16,13 @@ from torch import Tensor, nn
 
 from mpd_agl import core
 from mpd_agl.core import Surrogate
-from mpd_agl.core.mpd import Moments
+from mpd_agl.core.mpd import Leak, Moments
 from mpd_agl.errors import InputError
 from mpd_agl.ops import LOCAL, NeuronSpec, Sync
+from mpd_agl.ops.step.spec import given
+
+TORCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""torch's own norms, which know no time."""
 
 
 class Affine(NamedTuple):
@@ -45,19 +49,17 @@ def affines_of(norm: nn.Module | None) -> list[Affine] | None:
     >>> affines_of(nn.BatchNorm2d(2))[0].scale, affines_of(nn.Conv2d(1, 1, 1))
     (1.0, None)
     """
-    if norm is not None and hasattr(norm, "affines"):
-        found: list[Affine] | None = norm.affines()
+    if not isinstance(norm, TORCH_NORMS):
+        found: list[Affine] | None = norm.affines() if hasattr(norm, "affines") else None  # type: ignore[union-attr, operator]
         return found
-    if not isinstance(norm, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
-        return None
-    # SpikingJelly's threshold-dependent norm folds alpha v_th into its weight; others name them.
-    scale = float(norm.alpha) * float(norm.v_th) if hasattr(norm, "alpha") and hasattr(norm, "v_th") else 1.0
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    # Threshold-dependent norms of other libraries name their factors; the rest have none.
+    scale = float(getattr(norm, "alpha", 1.0)) * float(getattr(norm, "v_th", 1.0))
     # Without an affine step every channel has gamma 1 and beta 0.
-    plain = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)
-    gamma_C = weight.detach().flatten() if isinstance(weight, Tensor) else plain
-    beta_C = bias.detach().flatten() if isinstance(bias, Tensor) else torch.zeros_like(gamma_C)
-    return [Affine(gamma_C, beta_C, scale)]
+    plain_C = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)
+    gamma_C = given(norm.weight, lambda a: a.detach().flatten())
+    gamma_C = plain_C if gamma_C is None else gamma_C
+    beta_C = given(getattr(norm, "bias", None), lambda a: a.detach().flatten())
+    return [Affine(gamma_C, torch.zeros_like(gamma_C) if beta_C is None else beta_C, scale)]
 
 
 class PotentialSums(NamedTuple):
@@ -79,8 +81,9 @@ class PotentialSums(NamedTuple):
     def shared(self, sync: Sync) -> "PotentialSums":
         """Over all processes that share the batch."""
         own = torch.cat([self.sum_T, self.square_T, self.sum_T.new_tensor([self.values])])
-        *both, values = sync.sum(own).split([len(self.sum_T), len(self.sum_T), 1])
-        return PotentialSums(int(values), *both)
+        T = len(self.sum_T)
+        both = sync.sum(own)
+        return PotentialSums(int(both[-1]), both[:T], both[T:-1])
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """mean_T and variance_T."""
@@ -136,12 +139,18 @@ class Potential:
 
 
 def predicted(
-    affines: Sequence[Affine], tau: Tensor, num_steps: int, kind: Moments, *, input_scale: Tensor | float = 1.0
+    affines: Sequence[Affine],
+    tau: Tensor,
+    num_steps: int,
+    kind: Moments,
+    *,
+    input_scale: Tensor | float = 1.0,
+    leak: Leak = "two",
 ) -> tuple[Tensor, Tensor]:
     """Theorems 1 and 2: mean_T and std_T of a neuron's potential behind norms whose currents are added.
 
     The means add; the variances add too, the currents taken as independent. `input_scale` multiplies the current, as a
-    neuron does that decays its input: `1 - tau`.
+    neuron does that decays its input: `1 - tau`. `leak` is `core.potential_moments`'.
     """
     tau = tau.detach().mean()
     affines = [a._replace(gamma_C=a.gamma_C.to(tau.device), beta_C=a.beta_C.to(tau.device)) for a in affines]
@@ -155,9 +164,8 @@ def predicted(
         mean, std = _current_moments(affines, kind)
     if affines[0].of_potential:
         return mean.expand(num_steps), std.expand(num_steps)
-    if isinstance(input_scale, Tensor) or input_scale != 1:
-        mean, std = mean * input_scale, std * input_scale
-    return core.potential_moments(mean, std, tau, num_steps)
+    mean, std = mean * input_scale, std * input_scale
+    return core.potential_moments(mean, std, tau, num_steps, leak=leak)
 
 
 def _at_step(affine: Affine, t: int) -> Affine:

@@ -208,3 +208,13 @@ def set_chain(net: nn.Module, layers: int) -> None:
     for module in net.modules():
         if isinstance(module, ChainWidth):
             module.layers = layers
+
+
+def set_progress(net: nn.Module, share: float) -> None:
+    """Tell everything in a network that follows a schedule which share of the training is done, from 0 to 1.
+
+    It is written into the buffer `progress` of every module that has one.
+    """
+    for module in net.modules():
+        if isinstance(progress := getattr(module, "progress", None), Tensor):
+            progress.fill_(share)

@@ -4,9 +4,8 @@
 // native.load() chooses, once, before any other call.
 #include <cstring>
 
-#include "active.h"
+#include "event.h"
 #include "codes.h"
-#include "lookup.h"
 #include "native.h"
 #include "plan.h"
 #include "winograd.h"
@@ -17,9 +16,8 @@ struct Level {
     const char *name;
     const Kernels *neuron;
     const GeneralKernels *general;
-    const ActiveKernels *active;
+    const EventKernels *event;
     const WinogradKernels *winograd;
-    const LookupKernels *lookup;
     const PlanKernels *plan;
     bool (*runs_here)();
 };
@@ -29,13 +27,12 @@ struct Level {
 #define TABLES(level)                                        \
     extern "C" const Kernels mpd_agl_kernels_##level;        \
     extern "C" const GeneralKernels mpd_agl_general_##level; \
-    extern "C" const ActiveKernels mpd_agl_active_##level;   \
+    extern "C" const EventKernels mpd_agl_event_##level;   \
     extern "C" const WinogradKernels mpd_agl_winograd_##level; \
-    extern "C" const LookupKernels mpd_agl_lookup_##level; \
     extern "C" const PlanKernels mpd_agl_plan_##level;
 #define LEVEL_OF(level, test)                                                                                        \
-    {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_active_##level, &mpd_agl_winograd_##level, \
-     &mpd_agl_lookup_##level, &mpd_agl_plan_##level, test}
+    {#level, &mpd_agl_kernels_##level, &mpd_agl_general_##level, &mpd_agl_event_##level, &mpd_agl_winograd_##level, \
+     &mpd_agl_plan_##level, test}
 
 TABLES(base)
 #if HAVE_X86_LEVELS
@@ -121,17 +118,17 @@ int mpd_agl_normalise_grad(const float *x, float *dv, int64_t rows, int64_t C, c
     return level()->neuron->normalise_grad(x, dv, rows, C, mean, scale, m1, m2);
 }
 int mpd_agl_probe(const Neuron *n, const float *x, double *out) { return level()->general->probe(n, x, out); }
-int mpd_agl_active_scan(const float *x, const ActiveLists *lists) { return level()->active->scan(x, lists); }
-int64_t mpd_agl_active_packed_size(const Geometry *g) { return level()->active->packed_size(g); }
-void mpd_agl_active_pack(const Geometry *g, const float *weight, float *packed) {
-    level()->active->pack(g, weight, packed);
+int mpd_agl_event_scan(const float *x, const ActiveLists *lists) { return level()->event->scan(x, lists); }
+int64_t mpd_agl_event_packed_size(const Geometry *g) { return level()->event->packed_size(g); }
+void mpd_agl_event_pack(const Geometry *g, const float *weight, float *packed) {
+    level()->event->pack(g, weight, packed);
 }
-int mpd_agl_active_forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias,
+int mpd_agl_event_forward(const Geometry *g, const ActiveLists *lists, const float *packed, const float *bias,
                            float *y) {
-    return level()->active->forward(g, lists, packed, bias, y);
+    return level()->event->forward(g, lists, packed, bias, y);
 }
-int mpd_agl_active_weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {
-    return level()->active->weight_grad(g, lists, gy, dw);
+int mpd_agl_event_weight_grad(const Geometry *g, const ActiveLists *lists, const float *gy, float *dw) {
+    return level()->event->weight_grad(g, lists, gy, dw);
 }
 int64_t mpd_agl_winograd_packed_size(const Geometry *g) { return level()->winograd->packed_size(g); }
 void mpd_agl_winograd_pack(const Geometry *g, const float *weight, int turned, float *packed) {
@@ -142,22 +139,6 @@ int mpd_agl_winograd_convolve(const Geometry *g, const float *x, const float *pa
 }
 int mpd_agl_winograd_weight_grad(const Geometry *g, const float *x, const float *gy, float *dw) {
     return level()->winograd->weight_grad(g, x, gy, dw);
-}
-int64_t mpd_agl_lookup_plane_size(const Geometry *g) { return level()->lookup->plane_size(g); }
-int mpd_agl_lookup_scan(const Geometry *g, const float *x, float times, uint16_t *bits) {
-    return level()->lookup->scan(g, x, times, bits);
-}
-int64_t mpd_agl_lookup_packed_size(const Geometry *g) { return level()->lookup->packed_size(g); }
-void mpd_agl_lookup_pack(const Geometry *g, const float *weight, float *packed) {
-    level()->lookup->pack(g, weight, packed);
-}
-int mpd_agl_lookup_forward(const Geometry *g, const uint16_t *bits, int64_t planes, float scale, const float *packed,
-                           const float *bias, float *y) {
-    return level()->lookup->forward(g, bits, planes, scale, packed, bias, y);
-}
-int mpd_agl_lookup_weight_grad(const Geometry *g, const uint16_t *bits, int64_t planes, float scale, const float *gy,
-                               float *dw) {
-    return level()->lookup->weight_grad(g, bits, planes, scale, gy, dw);
 }
 int64_t mpd_agl_plan_block(int64_t C_out) { return level()->plan->block(C_out); }
 int64_t mpd_agl_plan_piece(int64_t C_out) { return level()->plan->piece(C_out); }

@@ -36,7 +36,7 @@ class Neuron(ctypes.Structure):
 
 
 class Lists(ctypes.Structure):
-    """`struct ActiveLists` of active.h."""
+    """`struct ActiveLists` of event.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "C", "blocks", "cap")),
@@ -45,7 +45,7 @@ class Lists(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """`struct Geometry` of active.h."""
+    """`struct Geometry` of event.h."""
 
     _fields_ = tuple((n, ctypes.c_int64) for n in ("N", "H", "W", "C_in", "OH", "OW", "C_out", "K", "stride", "pad"))
 
@@ -110,21 +110,15 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "backward": (_INT, [_POINTER] * 11),
     "normalise_grad": (_INT, [_POINTER, _POINTER, _SIZE, _SIZE, *[_POINTER] * 4]),
     "probe": (_INT, [_POINTER] * 3),
-    "active_scan": (_INT, [_POINTER] * 2),
-    "active_packed_size": (_SIZE, [_POINTER]),
-    "active_pack": (None, [_POINTER] * 3),
-    "active_forward": (_INT, [_POINTER] * 5),
-    "active_weight_grad": (_INT, [_POINTER] * 4),
+    "event_scan": (_INT, [_POINTER] * 2),
+    "event_packed_size": (_SIZE, [_POINTER]),
+    "event_pack": (None, [_POINTER] * 3),
+    "event_forward": (_INT, [_POINTER] * 5),
+    "event_weight_grad": (_INT, [_POINTER] * 4),
     "winograd_packed_size": (_SIZE, [_POINTER]),
     "winograd_pack": (None, [_POINTER, _POINTER, _INT, _POINTER]),
     "winograd_convolve": (_INT, [_POINTER] * 5),
     "winograd_weight_grad": (_INT, [_POINTER] * 4),
-    "lookup_plane_size": (_SIZE, [_POINTER]),
-    "lookup_scan": (_INT, [_POINTER, _POINTER, ctypes.c_float, _POINTER]),
-    "lookup_packed_size": (_SIZE, [_POINTER]),
-    "lookup_pack": (None, [_POINTER] * 3),
-    "lookup_forward": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, *[_POINTER] * 3]),
-    "lookup_weight_grad": (_INT, [_POINTER, _POINTER, _SIZE, ctypes.c_float, _POINTER, _POINTER]),
     "plan_block": (_SIZE, [_SIZE]),
     "plan_piece": (_SIZE, [_SIZE]),
     "plan_vnni": (_INT, []),

@@ -117,4 +117,4 @@ def explain(error: OSError, path: Path, stands: str = "") -> InputError:
     else:
         reason, fix = error.strerror or str(error), "Check the path"
     then = f" {stands}" if stands else ""
-    return InputError(f"cannot write {path}: {reason}. {fix}.{then}")
+    return InputError(f"cannot write {path}: {reason}. {fix}.{then}", "cannot-write")

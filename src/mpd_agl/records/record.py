@@ -10,11 +10,15 @@ from typing import Any
 from mpd_agl.errors import InputError
 
 SCHEMA = 1
+AGAIN = "A resumed run writes it again."
 STATES = ("running", "stopped", "failed", "finished")
 
 
 class TornRecord(InputError):
-    """A record that is not what was written; a resumed run writes it anew."""
+    """A record that is not what was written; a resumed run writes it again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "torn-record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +51,11 @@ class RunRecord:
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
     """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
-    convs: list[dict[str, Any]] | None = None
-    """With `model.conv_impl` auto: per step of choosing each layer's choice, its share of active inputs, all times."""
+    convs: dict[str, Any] | list[dict[str, Any]] | None = None
+    """With `model.conv_impl` auto on a CPU: `rule`, the version of `ops.conv.rule`, and `simd`. In 0.2 a list."""
     failure: str | None = None
+    failure_code: str | None = None
+    """`InputError.code` of the failure; `not-finite` where a loss, a gradient or a weight was not finite."""
     differences: list[str] = field(default_factory=list)
     """What a resumed run found changed (SIMD level, versions): its bytes may then differ from an undisturbed run's."""
     clock: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +63,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         if self.status not in STATES:
-            raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.")
+            raise InputError(f"a run's status is one of {', '.join(STATES)}, got {self.status!r}.", "torn-record")
 
     @property
     def method(self) -> str:
@@ -82,32 +88,28 @@ def read_record(path: Path) -> RunRecord:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made."
+            f"no run record at {path}: the file is not there. Give a run folder that `mpd-agl train` made.",
+            "no-file",
         ) from None
     except OSError as error:
         raise InputError(f"the run record {path} cannot be read ({error.strerror}). Check the path.") from None
     except (ValueError, RecursionError) as error:
-        raise TornRecord(f"the run record {path} is no JSON ({error}). Resume the run to write it anew.") from None
+        raise TornRecord(f"the run record {path} is no JSON ({error}). {AGAIN}") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         got = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise InputError(
             f"the run record {path} has schema {got!r}, and this version reads {SCHEMA}. "
-            "Read it with the version that wrote it."
+            "Read it with the version that wrote it.",
+            "other-version",
         )
     known = {f.name for f in fields(RunRecord)}
     needed = {f.name for f in fields(RunRecord) if f.name not in _OPTIONAL}
     wrong = sorted(set(raw) - known) + sorted(needed - set(raw))
     if wrong:
-        raise TornRecord(
-            f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). "
-            "Resume the run to write it anew."
-        )
+        raise TornRecord(f"the run record {path} has missing or unknown fields ({', '.join(wrong)[:200]}). {AGAIN}")
     for name, kinds in _KINDS.items():
         if not isinstance(raw.get(name, kinds[0]()), kinds):
-            raise TornRecord(
-                f"the run record {path} has a {type(raw[name]).__name__} as its {name}. "
-                "Resume the run to write it anew."
-            )
+            raise TornRecord(f"the run record {path} has a {type(raw[name]).__name__} as its {name}. {AGAIN}")
     return RunRecord(**raw)
 
 
@@ -122,7 +124,8 @@ def reading(what: object) -> Iterator[None]:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         raise InputError(
             f"the records of {what} are not what was written ({reason[:120]}). "
-            "Bring them back from a copy, or train it again."
+            "Bring them back from a copy, or train it again.",
+            "torn-record",
         ) from error
 
 
@@ -130,13 +133,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "status", "backend"), (str,)),
     **dict.fromkeys(("config", "code", "versions", "hardware", "data", "seeds", "network", "clock"), (dict,)),
     **{name: (dict, type(None)) for name in ("final", "best_on_test", "energy")},
-    "convs": (list, type(None)),
-    "failure": (str, type(None)),
+    "convs": (dict, list, type(None)),
+    **dict.fromkeys(("failure", "failure_code"), (str, type(None))),
     "differences": (list,),
 }
 
 
-_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "differences", "clock", "schema")
+_OPTIONAL = ("final", "best_on_test", "energy", "convs", "failure", "failure_code", "differences", "clock", "schema")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -148,7 +151,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"no metrics at {path} ({error.strerror}). Give a run folder that `mpd-agl train` made."
+            f"no metrics at {path} ({error.strerror}). Give a run folder that `mpd-agl train` made.",
+            "no-file",
         ) from None
     lines = text.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -162,6 +166,6 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if number == len(lines):  # no newline behind it: half-written
                 return
             raise InputError(
-                f"line {number} of {path} is no JSON object. Resume the run, which repairs the file."
+                f"line {number} of {path} is no JSON object. Resume the run, which repairs the file.", "torn-metrics"
             ) from None
         yield found

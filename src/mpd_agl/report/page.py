@@ -12,7 +12,6 @@ from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
 from mpd_agl.report.compare import comparison, differences, labels, per_setting
-from mpd_agl.report.convs import convs
 from mpd_agl.report.energy import energies, joule
 from mpd_agl.report.layers import affine, availability, rates, widths
 from mpd_agl.report.membrane import membranes
@@ -30,7 +29,7 @@ def sections(run: Run) -> list[PageSection]:
     found += [availability(run)] if run.shows("available_T") else []
     found += [membranes(run)] if run.shows("kappa_T", "available_T") else []
     found += [rates(run)] if run.shows("rate_T") else []
-    found += [energies(run), convs(run)]
+    found.append(energies(run))
     found += [affine(run)] if run.shows("gamma_bar", "beta_bar") else []
     return [s for s in found if s is not None]
 

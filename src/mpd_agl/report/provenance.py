@@ -56,7 +56,7 @@ def configuration(run: Run) -> Table:
 
 def warned(run: Run) -> list[str]:
     """The run's warnings, each layer's first one, with its epoch; and whether it still stands at the end."""
-    limits = run.record.config.get("monitor", {})
+    limits = run.record.config.get("monitor", {})  # in runs of 0.2; since then in the warning itself
     last = run.snapshots[-1]["layers"] if run.snapshots else {}
     out, seen = [], set()
     for w in run.warnings:
@@ -71,7 +71,7 @@ def warned(run: Run) -> list[str]:
         if kind and w.get("layer") in last:
             values = last[w["layer"]][kind[0]]
             value = sum(values) / len(values)
-            now = "still so" if value < limits.get(kind[1], 0) else "recovered"
+            now = "still so" if value < w.get("limit", limits.get(kind[1], 0)) else "recovered"
             text += f"; {now} at the last snapshot ({100 * value:.2f} %)"
         out.append(text + ".")
     return out

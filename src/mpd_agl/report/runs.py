@@ -110,7 +110,7 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run folder, or say in one sentence why no report can be made of it."""
     if not path.is_dir():
-        raise InputError(f"no run at {path}: the folder is not there. `mpd-agl runs` lists the runs.")
+        raise InputError(f"no run at {path}: the folder is not there. `mpd-agl runs` lists the runs.", "no-run")
     with reading(path):
         return _read(path)
 
@@ -158,7 +158,8 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
     if not epochs:
         raise InputError(
             f"run {path} has no finished epoch yet, so there is no result to report. "
-            f"Continue it with `mpd-agl train --resume {path}`."
+            f"Continue it with `mpd-agl train --resume {path}`.",
+            "no-epoch",
         )
     config = record.config
     wanted = {"model": ("ann", "num_steps", "v_th", "name", "width_mult"), "train": ("epochs",), "data": ("name",)}
@@ -173,20 +174,24 @@ def _check(path: Path, record: RunRecord, epochs: list[dict[str, Any]], snapshot
     if lost:
         raise InputError(
             f"the records of run {path} are another version's: {lost[0]} is missing. "
-            "Read them with the version that wrote them."
+            "Read them with the version that wrote them.",
+            "other-version",
         )
     if len({tuple(s["layers"]) for s in snapshots}) > 1 or [e["epoch"] for e in epochs] != list(
         range(1, len(epochs) + 1)
     ):
-        raise InputError(f"metrics.jsonl of run {path} is of more than one run. Train it again under another --name.")
+        raise InputError(
+            f"metrics.jsonl of run {path} is of more than one run. Train it again under another --name.", "torn-metrics"
+        )
     final = record.final
     same = final is None or all(
         e["test_accuracy"] == final["test_accuracy"] for e in epochs if e["epoch"] == final["epoch"]
     )
     if final is not None and (not same or epochs[-1]["epoch"] > final["epoch"]):
         raise InputError(
-            f"record.json and metrics.jsonl of run {path} tell different results for epoch {final['epoch']}. "
-            "Train it again under another --name."
+            f"record.json and metrics.jsonl of run {path} give different results for epoch {final['epoch']}. "
+            "Train it again under another --name.",
+            "torn-metrics",
         )
 
 
@@ -198,20 +203,22 @@ def check_comparable(runs: Sequence[Run]) -> None:
     """Refuse to lay runs side by side that were not tested on the same data."""
     seen = [r.path.resolve() for r in runs]
     if twice := [r.path for i, r in enumerate(runs) if r.path.resolve() in seen[:i]]:
-        raise InputError(f"run {twice[0]} is given twice. Name each run once.")
+        raise InputError(f"run {twice[0]} is given twice. Name each run once.", "not-comparable")
     first = runs[0]
     for other in runs[1:]:
         a, b = first.record.data, other.record.data
         if a["name"] != b["name"]:
             raise InputError(
                 f"one comparison needs one data set, got {a['name']} ({first.path}) and {b['name']} ({other.path}). "
-                "Make a report for each."
+                "Make a report for each.",
+                "not-comparable",
             )
         differ = [k for k in SAME_TEST if a["test"].get(k) != b["test"].get(k)]
         if differ:
             raise InputError(
                 f"{first.path} and {other.path} were tested on different samples of {a['name']} "
-                f"({', '.join(differ)} differ). Make a report for each."
+                f"({', '.join(differ)} differ). Make a report for each.",
+                "not-comparable",
             )
 
 

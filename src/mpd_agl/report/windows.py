@@ -51,9 +51,8 @@ def _stays(run: Run) -> bool:
 
 def _same_but_method(a: Run, b: Run) -> bool:
     one, other = flat(a.record.config), flat(b.record.config)
-    return one["method"] != other["method"] and all(
-        one.get(k) == other.get(k) for k in {*one, *other} - {"method", "monitor.every", "data.data_dir"}
-    )
+    shared = one.keys() & other.keys() - {"method", "monitor.every", "data.data_dir"}  # methods have own options
+    return one["method"] != other["method"] and all(one[k] == other[k] for k in shared)
 
 
 def middle_layer(run: Run) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.models.base import Network, readout
 from mpd_agl.models.graph import Builder, Flow
+from mpd_agl.models.options import NetworkOptions
 
 
 class MsBlock(nn.Module):
@@ -31,12 +32,12 @@ class MsBlock(nn.Module):
         self.gate: nn.Module | None = None
         self.conv2 = net.current(net.synapse(out_channels, out_channels), out_channels)
         changes = stride != 1 or in_channels != out_channels
-        shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride, dense=True) if changes else None
-        self.shortcut = net.current(shortcut, out_channels) if changes else None
+        shortcut = net.synapse(in_channels, out_channels, kernel=1, stride=stride) if changes else None
+        self.shortcut = net.current(shortcut, out_channels, spikes=False) if changes else None
         if self.shortcut is not None:
             self.shortcut.takes_spikes = False
         assert self.conv2.norm is not None
-        nn.init.zeros_(self.conv2.norm.weight)
+        nn.init.zeros_(self.conv2.norm.weight)  # type: ignore[arg-type]
         first = sources if self.shortcut is None else [self.shortcut.norm]
         self.sources: list[nn.Module] = [*first, self.conv2.norm]
 
@@ -66,8 +67,6 @@ class MsResNet(Network):
 
     def __init__(self, name: str, options: NetworkOptions, blocks: Sequence[int]) -> None:
         super().__init__(name, options)
-        self.refuse_depth()
-        self.refuse_unused("block", "attention_steps")
         channels = options.channels(64)
         self.stem = self.current(self.synapse(options.in_channels, channels), channels)
         sources: list[nn.Module] = [self.stem.norm]  # type: ignore[list-item]

@@ -13,10 +13,12 @@ of a spatial mean. Theirs are measured (`nn.MeasuredMoments`).
 
 import math
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.models.base import Network, NetworkOptions, readout
+from mpd_agl.models.base import Network, readout
+from mpd_agl.models.options import NetworkOptions
 from mpd_agl.nn import over_time
 from mpd_agl.rivals.attention import SpikeAttention
 
@@ -65,12 +67,20 @@ class Block(nn.Module):
         return out
 
 
+class StattenOptions(NetworkOptions):
+    """Options of `statten`."""
+
+    depth: int = Field(default=2, ge=1)
+    """Blocks of attention and MLP."""
+    attention_steps: int = Field(default=0, ge=0)
+    """Timesteps that attend to one another; 0: 2 (4 from 16 steps on), or 1 where num_steps is odd."""
+
+
 class SpikeTransformer(Network):
     """stem - blocks - mean over the map - neuron - readout. `depth` blocks, 512 channels times `width_mult`."""
 
-    def __init__(self, options: NetworkOptions) -> None:
+    def __init__(self, options: StattenOptions) -> None:
         super().__init__("statten", options)
-        self.refuse_unused("block")
         o, T = options, options.num_steps
         if o.attention != "none":
             raise InputError(f"statten has its own attention, got attention={o.attention!r}. Leave it out.")
@@ -89,7 +99,7 @@ class SpikeTransformer(Network):
         self.pool, self.first_pool = MaxPool(2), 4 - pools + 1
         self.spike4 = self.neuron_block(channels[3])
         self.position = self.current(self.synapse(channels[3], channels[3]), channels[3])
-        self.blocks = nn.ModuleList(Block(self, channels[3], steps) for _ in range(o.depth or 2))
+        self.blocks = nn.ModuleList(Block(self, channels[3], steps) for _ in range(o.depth))
         self.spike = self.neuron_block(channels[3])
         self.readout = readout(channels[3], options)
         if size < 2**pools:

@@ -128,7 +128,7 @@ class TAB(TdBatchNorm):
         S, _, C = x_SNC.shape[:3]
         if self.sync.is_shared:  # steps next to channels: the parts of the batch are merged for each
             x_1NC = x_SNC.transpose(0, 1).flatten(1, 2).unsqueeze(0)
-            mean, var, total, _ = ops.batch_moments(x_1NC, self.replicas)
+            mean, var, total = batch_stats(x_1NC, self.sync)
             return mean.view(S, C), var.view(S, C), total
         x = x_SNC.to(torch.promote_types(x_SNC.dtype, torch.float32))
         var_SC, mean_SC = torch.var_mean(x, dim=[a for a in range(x.dim()) if a not in (0, 2)], correction=0)
@@ -144,5 +144,3 @@ class TAB(TdBatchNorm):
         square_T1 = self.scale.square()[:, None]
         scale_TC = square_T1 * self.weight * torch.rsqrt(self.running_var + self.eps)
         return scale_TC, square_T1 * self.bias - self.running_mean * scale_TC
-
-

@@ -1,4 +1,4 @@
-"""MP-Init and TrSG (Kook et al., WACV 2026, arXiv 2511.08708): a learnt start of the potential, a relative surrogate."""
+"""MP-Init and TrSG (Kook et al., WACV 2026): a learnt start of the potential, and a surrogate relative to v_th."""
 
 from typing import Any
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.options import ConfigTable, sentence
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_preset, read_toml, resolve, sentence
-from mpd_agl.train.tables import ConfigTable
+from mpd_agl.train.presets import read_preset
+from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
@@ -169,7 +170,7 @@ def _tables(settings: SweepConfig, path: Path) -> Iterator[Mapping[str, Any]]:
 def _setting(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return str(unknown_name("field", ".".join(map(str, error["loc"])), SweepConfig.model_fields))
-    return sentence(error)
+    return sentence(error, SweepConfig)
 
 
 def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:

@@ -71,7 +71,7 @@ def check_same_sweep(old: Sweep, new: Sweep, folder: Path) -> None:
 def changes_on_resume(sweep: Sweep) -> dict[str, Any]:
     """What a continued run takes from the sweep's file as it is now."""
     values = flatten(sweep.base.model_dump())
-    return nest({name: values[name] for name in FREE_ON_RESUME if name not in sweep.space})
+    return nest({name: values[name] for name in FREE_ON_RESUME if name in values and name not in sweep.space})
 
 
 def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Callable[[dict[str, Any]], None]) -> None:

@@ -1,11 +1,10 @@
-"""Adversarial inputs: FGSM, PGD and RFGSM, for a network that takes normalised images.
+"""Adversarial inputs: FGSM and PGD, for a network that takes normalised images.
 
 Sizes are in pixels from 0 to 1. The gradient of a spiking network is its surrogate's. The network is attacked in
 evaluation mode, and neither its modes nor its gradients change.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,22 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.nn.modes import evaluation_mode
 from mpd_agl.train.losses import mean_output
 
 ATTACKS = ("fgsm", "pgd")
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
-
-
-@contextmanager
-def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; afterwards each has its own mode again."""
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,8 @@ class Pixels:
         return torch.minimum(torch.maximum(x, -mean / std), (1 - mean) / std)
 
 
-def _gradient(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+def input_gradient(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient of a loss of the mean output with respect to the input."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(loss(mean_output(net(x))), x)[0]
@@ -72,22 +61,9 @@ def pgd(
             found = pixels.within(found + pixels.steps(eps, x) * (2 * torch.rand_like(x) - 1), x, eps)
         size = pixels.steps(eps if steps == 1 else step or 2.5 * eps / steps, x)
         for _ in range(steps):
-            g = _gradient(net, found, lambda o: F.cross_entropy(o, y))
+            g = input_gradient(net, found, lambda o: F.cross_entropy(o, y))
             found = pixels.within(found + size * g.sign(), x, eps)
         return found
-
-
-def rfgsm(net: nn.Module, x: Tensor, pixels: Pixels, *, eps: float, step: float) -> Tensor:
-    """RFGSM as Ozdenizci et al. 2024 train with it: a random step, then one by the gradient of KL(adversarial, clean).
-
-    `x' = x + step sign(noise)`, `x'' = x' + (eps - step) sign(dKL/dx')`, kept within eps of x.
-    """
-    with evaluation_mode(net):
-        with torch.no_grad():
-            clean = F.softmax(mean_output(net(x)), 1)
-        found = pixels.within(x.detach() + pixels.steps(step, x) * torch.randn_like(x).sign(), x, 1.0)
-        g = _gradient(net, found, lambda o: F.kl_div(F.log_softmax(o, 1), clean, reduction="sum"))
-        return pixels.within(found + pixels.steps(eps - step, x) * g.sign(), x, eps)
 
 
 def build_attack(name: str, pixels: Pixels, *, eps: float, steps: int = 10) -> Attack:
@@ -95,8 +71,8 @@ def build_attack(name: str, pixels: Pixels, *, eps: float, steps: int = 10) -> A
     if name not in ATTACKS:
         raise unknown_name("attack", name, ATTACKS)
     if not 0 < eps <= 1:
-        raise InputError(f"an attack needs 0 < eps <= 1, got eps={eps}. Use 8/255.")
+        raise InputError(f"an attack needs 0 < eps <= 1, got eps={eps}. Use 8/255.", "bad-attack")
     if name == "pgd" and steps < 2:
-        raise InputError(f"pgd takes at least 2 steps, got {steps}. One step from the image itself is fgsm.")
+        raise InputError(f"pgd takes at least 2 steps, got {steps}. One step is fgsm.", "bad-attack")
     options: dict[str, Any] = {"eps": eps, "steps": 1 if name == "fgsm" else steps}
     return lambda net, x, y: pgd(net, x, y, pixels, **options)

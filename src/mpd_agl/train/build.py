@@ -14,22 +14,23 @@ from mpd_agl import ops, records
 from mpd_agl.data.counter import permutation
 from mpd_agl.data.load import load_dataset
 from mpd_agl.data.loader import Loader
+from mpd_agl.data.options import SplitOptions
 from mpd_agl.data.splits import split_hash, split_indices
-from mpd_agl.data.types import ArraySet, FrameConfig
+from mpd_agl.data.types import ArraySet
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
-from mpd_agl.train.config import FREE_ON_RESUME, RunConfig, check_processes
+from mpd_agl.options import part
+from mpd_agl.train.config import FREE_ON_RESUME, OWN, RunConfig, is_own
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
-from mpd_agl.train.losses import build_loss
-from mpd_agl.train.objective import Objective
-from mpd_agl.train.objectives import build_objective, start_from
+from mpd_agl.train.objective import Objective, build_objective, get_objective
 from mpd_agl.train.optim import build_optimizer
-from mpd_agl.train.own_network import OPTIONS, OwnNetwork, call_factory, check_network, is_own
-from mpd_agl.train.resolve import OWN, augment_steps, data_set, flatten, rule_facts
+from mpd_agl.train.own_network import OPTIONS, OwnNetwork, call_factory, check_network
+from mpd_agl.train.resolve import augment_steps, data_set, flatten, rule_facts
 from mpd_agl.train.rng import seed_all
+from mpd_agl.train.start_from import start_from
 from mpd_agl.train.step import Ema, Stepper
 
 _SUBSET_STREAM, _HOLDOUT_STREAM = 0x5B5E7, 0x401D
@@ -58,8 +59,7 @@ class BuiltRun:
         """What the result follows from beside configuration and data: the constants of the method's rule, a teacher,
         weights to start from.
         """
-        facts = self.stepper.objective.facts if self.stepper.objective else {}
-        return {**rule_facts(self.config), **self.started, **facts}
+        return {**rule_facts(self.config), **self.started, **self.stepper.objective.facts}
 
     @property
     def scored(self) -> str:
@@ -150,6 +150,20 @@ def build_run(
     )
 
 
+def check_processes(config: RunConfig, count: int) -> None:
+    """Refuse what only one process can run."""
+    if is_own(config.model.name) and count > 1:
+        raise InputError(
+            f"your own network {config.model.name} trains in one process, because its norms would see parts of a "
+            f"batch, got {count} processes. Start one.",
+            "one-process",
+        )
+    if get_objective(config.loss.name).one_process and count > 1:
+        raise InputError(
+            f"loss.name {config.loss.name} trains in one process, got {count} processes. Start one.", "one-process"
+        )
+
+
 def build_data(
     config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None
 ) -> ArraySet:
@@ -163,44 +177,24 @@ def build_data(
 
 def load_data(config: RunConfig, split: str, *, num_steps: int | None = None, download: bool | None = None) -> ArraySet:
     """The whole official split that a split is chosen from."""
-    d = config.data
-    frames = None
-    if data_set(config).kind == "events":
-        frames = FrameConfig(
-            num_steps=num_steps or config.model.num_steps, slicing=d.frame_slicing, mode=d.frame_mode, size=d.frame_size
-        )
+    d, spec = config.data, data_set(config)
     return load_dataset(
-        data_set(config),
+        spec,
         "test" if split == "test" else "train",
         data_dir=d.data_dir or None,
         allow_partial=d.allow_partial,
-        frames=frames,
-        split_rule=d.split_rule,
-        seed=d.split_seed,
         download=d.download if download is None else download,
-        image_size=d.image_size,
-        colour=d.colour,
+        num_steps=num_steps or config.model.num_steps,
+        **d.model_dump(include=spec.option_names),
     )
 
 
 def chosen(config: RunConfig, found: ArraySet, split: str) -> ArraySet:
     """The samples of a whole split that the configuration asks for."""
     d = config.data
-    check_class_numbers(found)
     if split == "validation" or (split == "train" and d.holdout):
         found = hold_out(found, d.holdout, split)
     return subset(found, {"train": d.train_samples, "test": d.test_samples}.get(split, 0))
-
-
-def check_class_numbers(found: ArraySet) -> None:
-    """Refuse labels that are no class numbers: as whole numbers they would be other classes."""
-    if len(found.y) and (
-        found.y.dtype.kind not in "iu" or not 0 <= found.y.min() <= found.y.max() < len(found.classes)
-    ):
-        raise InputError(
-            f"the labels of {found.name} must be whole numbers from 0 to {len(found.classes) - 1}, "
-            f"got {found.y.dtype} from {found.y.min()} to {found.y.max()}. Check the data set's labels."
-        )
 
 
 def official_counts(config: RunConfig) -> dict[str, int]:
@@ -211,8 +205,11 @@ def official_counts(config: RunConfig) -> dict[str, int]:
     if "all" not in counts:
         return {split: counts[split] for split in ("train", "test")}
     labels = np.arange(counts["all"]) % data_set(config).num_classes
-    rule, seed = config.data.split_rule, config.data.split_seed
-    return {split: len(split_indices(labels, rule, split=split, seed=seed)[0]) for split in ("train", "test")}
+    by = part(SplitOptions, config.data)
+    return {
+        split: len(split_indices(labels, by.split_rule, split=split, seed=by.split_seed)[0])
+        for split in ("train", "test")
+    }
 
 
 def sample_counts(config: RunConfig) -> dict[str, int]:
@@ -312,8 +309,7 @@ def build_test_loader(config: RunConfig, test: ArraySet, ranks: Ranks = ALONE) -
 
 def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_classes: int) -> Network:
     """The network, its weights drawn from the run's seed."""
-    options = config.model.model_dump(exclude={"name", "surrogate", "weights"})
-    surrogate = None if config.model.surrogate == "auto" else config.model.surrogate
+    options = {k: v for k, v in config.model if k not in ("name", "weights")}
     seed_all(config.seed)
     return create_model(
         config.model.name,
@@ -321,7 +317,6 @@ def build_network(config: RunConfig, *, in_channels: int, image_size: int, num_c
         in_channels=in_channels,
         image_size=image_size,
         num_classes=num_classes,
-        surrogate=surrogate,
         **options,
     )
 
@@ -373,22 +368,21 @@ def build_stepper(
     objective: Objective | None = None,
 ) -> Stepper:
     """Optimizer, loss or objective, and average around a network; several ranks share its batches."""
-    t = config.train
-    learns = objective is not None and any(True for _ in objective.parameters())
-    trained = nn.ModuleList([net, objective]) if objective is not None and learns else net
+    t, objective = config.train, objective or Objective()
+    learns = any(True for _ in objective.parameters())
+    trained = nn.ModuleList([net, objective]) if learns else net
     if ranks.world > 1:
         share_batch(net, ops.Replicas())
     return Stepper(
         net,
         build_optimizer(trained, config.optim, fused=device.type != "cpu"),
-        build_loss(config.loss),
+        objective,
         device=device,
         precision=t.precision,
         accumulate=t.accumulate,
         clip_norm=config.optim.clip_norm,
         ema=Ema(net, t.ema) if t.ema else None,
         ranks=ranks,
-        objective=objective,
     )
 
 

@@ -151,7 +151,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"the checkpoint {path} has format {manifest.get('format')!r}, and this version reads {FORMAT}. "
-            "Continue it with the version that wrote it."
+            "Continue it with the version that wrote it.",
+            "other-version",
         )
     if not _is_manifest(manifest):
         raise Damaged("manifest.json lists something else than a checkpoint")

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpd_agl.data.options import FrameOptions, ImageOptions
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
+from mpd_agl.options import part
 from mpd_agl.records import peak_memory_mb
 from mpd_agl.train import build
 from mpd_agl.train.build import BuiltRun
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import CheckpointConfig, RunConfig
 from mpd_agl.train.evaluate import Batches, evaluate
 from mpd_agl.train.loop import Trainer
 from mpd_agl.train.monitoring import Watch, can_watch
@@ -26,7 +28,6 @@ from mpd_agl.train.observe import Display, Progress
 from mpd_agl.train.resolve import data_set
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.step import NotFinite, Stepper
-from mpd_agl.train.tables import CheckpointConfig
 
 BUDGET_S = 30.0
 MOST_STEPS, LEAST_STEPS = 40, 4
@@ -113,7 +114,7 @@ def measure(config: RunConfig) -> Estimate:
     step = statistics.median([*before, *(_timed(stepper, x, y) for _ in range(half))])
     monitor_s = 0.0
     if config.monitor.every and can_watch(run.net):
-        watch = Watch(run.net, config.monitor)
+        watch = Watch(run.net, config.monitor.every)
         looked = statistics.median(_timed(stepper, x, y, watch) for _ in range(3))
         monitor_s = max(0.0, looked - step) / config.monitor.every
     test_s = _test_s(run) * counts["test"]
@@ -189,10 +190,10 @@ def random_set(config: RunConfig, split: str, count: int) -> ArraySet:
     """Random values in the place of a data set's samples, at most as many as are measured."""
     spec = data_set(config)
     height, width, channels = spec.shape
-    side = config.data.image_size
+    side, frame = part(ImageOptions, config.data).image_size, part(FrameOptions, config.data).frame_size
     shape: tuple[int, ...] = (side or height, side or width, channels)
     if spec.kind == "events":
-        shape = (config.model.num_steps, config.data.frame_size, config.data.frame_size, channels)
+        shape = (config.model.num_steps, frame, frame, channels)
     count = min(count, MOST_STEPS * config.train.batch_size)
     rng = np.random.default_rng(0)
     return ArraySet(

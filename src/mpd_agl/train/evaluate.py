@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpd_agl.nn.modes import evaluation_mode
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.losses import mean_output
 
@@ -70,26 +71,20 @@ def evaluate(
     Several ranks each bring their shares of the batches: every sample counts once, and all ranks get the whole set's
     figures.
     """
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
     total, confusion = 0.0, torch.zeros(0, dtype=torch.int64)
-    try:
-        with batches.epoch(0) as epoch:
-            for x, y in epoch:
-                if len(y):  # a rank's share of a small batch can be empty
-                    x = x.to(device)
-                    with autocast():
-                        output = net(x if attack is None else attack(net, x, y.to(device)))
-                    logits_NK = mean_output(output).cpu()
-                    K = logits_NK.shape[1]
-                    if not confusion.numel():
-                        confusion = torch.zeros(K * K, dtype=torch.int64)
-                    confusion += torch.bincount(y * K + logits_NK.argmax(1), minlength=K * K)
-                    total += float(F.cross_entropy(logits_NK, y, reduction="sum"))
-                between()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluation_mode(net), batches.epoch(0) as epoch:
+        for x, y in epoch:
+            if len(y):  # a rank's share of a small batch can be empty
+                x = x.to(device)
+                with autocast():
+                    output = net(x if attack is None else attack(net, x, y.to(device)))
+                logits_NK = mean_output(output).cpu()
+                K = logits_NK.shape[1]
+                if not confusion.numel():
+                    confusion = torch.zeros(K * K, dtype=torch.int64)
+                confusion += torch.bincount(y * K + logits_NK.argmax(1), minlength=K * K)
+                total += float(F.cross_entropy(logits_NK, y, reduction="sum"))
+            between()
     size = ranks.most(confusion.numel())
     counts = confusion.tolist() or [0] * size
     total, *counts = ranks.sum([total, *counts])

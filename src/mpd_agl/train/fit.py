@@ -12,18 +12,20 @@ import torch
 from torch import nn
 
 from mpd_agl.adaptation.find import to_rest
-from mpd_agl.data.arrays import as_array_set, blocks
+from mpd_agl.data.arrays import as_array_set
+from mpd_agl.data.store import blocks
 from mpd_agl.data.types import ArraySet
 from mpd_agl.errors import InputError
 from mpd_agl.models import load_weights
 from mpd_agl.records import RunRecord
 from mpd_agl.train.build import Sets, build_data, chosen
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import OWN, RunConfig
 from mpd_agl.train.console import build_display
+from mpd_agl.train.observe import Display
 from mpd_agl.train.own_network import Forward, OwnNetwork
-from mpd_agl.train.resolve import OWN, Table, merge, nest, resolve
+from mpd_agl.train.resolve import Table, merge, nest, resolve
 from mpd_agl.train.rng import restore_rng, rng_state
-from mpd_agl.train.runfolder import MARK, check_free, check_name
+from mpd_agl.train.runfolder import MARK, check_name
 from mpd_agl.train.training import resume as resume_run
 from mpd_agl.train.training import start
 
@@ -85,16 +87,6 @@ def fit(
     config = resolve(_table(net, train, settings, locals()))
     path = Path(runs_dir).expanduser() / check_name(name or _usual_name(net, config))
     continued = resume and (path / MARK).is_file()
-    if not continued:
-        try:
-            check_free(path, overwrite=overwrite)
-        except InputError as error:
-            if not (path / MARK).is_file() or overwrite:
-                raise
-            raise InputError(
-                f"run folder {path} exists. Pass resume=True to continue it, overwrite=True to start anew, "
-                "or another name."
-            ) from error
     own = _own(net, forward)
     if as_is and config.data.name != OWN:
         raise InputError(f"as_is is for arrays and Datasets, got {train}, which holds images. Leave it out.")
@@ -112,12 +104,27 @@ def fit(
         if continued:
             record = resume_run(path, config.model_dump(mode="json"), display, sets=sets, own=own)
         else:
-            record = start(config, path, display, overwrite=overwrite, sets=sets, own=own)
+            record = _start(config, path, display, overwrite, sets, own)
     if own is not None:
         load_weights(own, path / "model.safetensors")
         to_rest(own.net)
         own.net.eval()
     return record
+
+
+def _start(
+    config: RunConfig, path: Path, display: Display, overwrite: bool, sets: Sets | None, own: OwnNetwork | None
+) -> RunRecord:
+    try:
+        return start(config, path, display, overwrite=overwrite, sets=sets, own=own)
+    except InputError as error:
+        if error.code != "run-exists":
+            raise
+        raise InputError(
+            f"run folder {path} exists. Pass resume=True to continue it, overwrite=True to start again, "
+            "or another name.",
+            error.code,
+        ) from error
 
 
 def _table(net: nn.Module | str, train: Any, settings: dict[str, Any], given: Mapping[str, Any]) -> Table:

@@ -10,16 +10,15 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model, load_weights, pretrained_card
 from mpd_agl.records import RunRecord, read_record, reading
 from mpd_agl.train import build, checkpoint
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import OWN, RunConfig, is_own
 from mpd_agl.train.own_network import (
     OwnNetwork,
     check_network,
-    is_own,
     recall_forward,
     recall_network,
     state_hash,
 )
-from mpd_agl.train.resolve import OWN, merge, read_toml, resolve
+from mpd_agl.train.resolve import merge, read_toml, resolve, resolve_recorded
 from mpd_agl.train.runfolder import check_run
 
 MAX_SIDE = 65536
@@ -104,7 +103,9 @@ def load_pretrained(pretrained: str, *, conv_impl: str = "") -> Trained:
     """A trained network by its name or card, as the run that made it would be loaded."""
     card = pretrained_card(pretrained)
     with reading(f"the model card {card.name}"):
-        config = resolve(merge(card.record["config"], {"model": {"conv_impl": conv_impl}} if conv_impl else {}))
+        config = resolve_recorded(
+            merge(card.record["config"], {"model": {"conv_impl": conv_impl}} if conv_impl else {})
+        )
         record = RunRecord(**card.record)
         if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in card.shape):
             raise ValueError(f"images of shape {card.shape}")
@@ -140,12 +141,14 @@ def _checkpoint(path: Path, which: str, note: Callable[[str], None]) -> checkpoi
     root = path / "checkpoints"
     saved = checkpoint.newest(root, note, set_aside=False)
     if saved is None:
-        raise InputError(f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.")
+        raise InputError(
+            f"run {path} has no weights yet: no checkpoint is whole. Continue it with --resume.", "no-weights"
+        )
     if which == "last":
         return saved
     best = saved.state["progress"]["best"]
     if best is None:
-        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.")
+        raise InputError(f"run {path} has no best epoch yet: none is complete. Use --weights last.", "no-weights")
     at = checkpoint.Position(best["epoch"], best["step"])
     try:
         return checkpoint.read(root / at.folder)

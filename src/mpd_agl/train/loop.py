@@ -8,73 +8,23 @@ checkpoint holds the rest.
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpd_agl.errors import InputError
 from mpd_agl.train import checkpoint
+from mpd_agl.train.build import BuiltRun
 from mpd_agl.train.distributed import EndedTogether
-from mpd_agl.train.evaluate import Batches, evaluate
+from mpd_agl.train.evaluate import evaluate
 from mpd_agl.train.observe import Display, Observer, Progress
 from mpd_agl.train.optim import learning_rate, pack_optimizer, unpack_optimizer
 from mpd_agl.train.rng import restore_rng, rng_state
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.signals import Stopped, StopRequest
-from mpd_agl.train.step import NotFinite, Stepper, bad, bad_state
-from mpd_agl.train.tables import CheckpointConfig, LoopConfig, OptimConfig
+from mpd_agl.train.step import NotFinite, bad, bad_state
 from mpd_agl.train.trackers import Trackers
-
-
-class LoopSettings(Protocol):
-    """The sections of a run's configuration that the loop reads."""
-
-    @property
-    def train(self) -> LoopConfig: ...  # noqa: D102
-
-    @property
-    def optim(self) -> OptimConfig: ...  # noqa: D102
-
-    @property
-    def checkpoint(self) -> CheckpointConfig: ...  # noqa: D102
-
-
-class Trainable(Protocol):
-    """What the loop takes: a run with everything that its configuration asks for, built (`runs.build.BuiltRun`)."""
-
-    @property
-    def config(self) -> LoopSettings: ...  # noqa: D102
-
-    @property
-    def stepper(self) -> Stepper:
-        """The network, its optimizer, its loss, its device and its ranks."""
-        ...
-
-    @property
-    def train(self) -> Batches:
-        """The batches to train on."""
-        ...
-
-    @property
-    def test(self) -> Batches:
-        """The batches that every epoch is scored on."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """The run in one line, for people."""
-        ...
-
-    @property
-    def scored(self) -> str:
-        """What `test` is: `test` or `validation` samples."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Of all that the weights follow from, so that no checkpoint of another run is taken for one of this run."""
-        ...
 
 
 class Trainer:
@@ -82,7 +32,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: Trainable,
+        run: BuiltRun,
         folder: RunFolder,
         display: Display,
         observers: Sequence[Observer] = (),
@@ -192,7 +142,8 @@ class Trainer:
         where = f"epoch {self.progress.epoch + 1}, step {step} of {len(self.run.train)}"
         return InputError(
             f"training stopped at {where}: {what}. Nothing bad was saved, {stands}. "
-            "Try a smaller --optim.lr, --optim.clip_norm 1, or look at the data."
+            "Try a smaller --optim.lr, --optim.clip_norm 1, or look at the data.",
+            "not-finite",
         )
 
     def _scores(self) -> tuple[dict[str, Any], dict[str, float]]:
@@ -256,14 +207,15 @@ class Trainer:
         if name := bad_state(self.net):
             raise InputError(
                 f"training stopped at epoch {p.epoch + 1}, step {p.epoch_step}: {name} is not finite. "
-                "Nothing bad was saved. Try a smaller --optim.lr."
+                "Nothing bad was saved. Try a smaller --optim.lr.",
+                "not-finite",
             )
         self._tick()
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self.net.state_dict(),
             "optimizer": pack_optimizer(stepper.optimizer, self.net, stepper.objective),
         }
-        if stepper.objective is not None and (own := stepper.objective.state_dict()):
+        if own := stepper.objective.state_dict():
             tensors["objective"] = own
         if stepper.ema is not None:
             tensors["ema"] = stepper.ema.net.state_dict()
@@ -284,12 +236,13 @@ class Trainer:
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint: weights, optimizer, generators, counters."""
         if saved.state["run"] != self.run.digest:
-            raise InputError("it was written by a run with another configuration, or by a rule with other constants")
+            raise InputError(
+                "it was written by a run with another configuration, or by a rule with other constants", "other-run"
+            )
         stepper = self.stepper
         self.net.load_state_dict(saved.tensors["model"])
         unpack_optimizer(stepper.optimizer, self.net, saved.tensors["optimizer"], stepper.objective)
-        if stepper.objective is not None and "objective" in saved.tensors:
-            stepper.objective.load_state_dict(saved.tensors["objective"])
+        stepper.objective.load_state_dict(saved.tensors.get("objective", {}))
         if stepper.ema is not None:
             stepper.ema.net.load_state_dict(saved.tensors["ema"])
         stepper.scaler.load_state_dict(saved.state["scaler"])

@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpd_agl.errors import InputError
-from mpd_agl.train.tables import LossConfig
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -19,14 +16,12 @@ def mean_output(o_TNK: Tensor) -> Tensor:
 
 def cross_entropy(o_TNK: Tensor, y_N: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of the mean output."""
-    check_labels(y_N, o_TNK.shape[2])
     return F.cross_entropy(mean_output(o_TNK), y_N, label_smoothing=label_smoothing)
 
 
 def tet(o_TNK: Tensor, y_N: Tensor, lambda_: float = 1e-3, target: float = 1.0, label_smoothing: float = 0.0) -> Tensor:
     """`(1 - lambda) * mean_t CE(o_t, y) + lambda * MSE(o, target)` (Deng et al. 2022)."""
     T, N, K = o_TNK.shape
-    check_labels(y_N, K)
     o = o_TNK.float()
     each = F.cross_entropy(o.reshape(T * N, K), y_N.repeat(T), label_smoothing=label_smoothing)
     return (1 - lambda_) * each + lambda_ * (o - target).square().mean()
@@ -36,36 +31,6 @@ def distillation(o_NK: Tensor, wanted_NK: Tensor, temperature: float = 3.0) -> T
     """`T^2 KL(softmax(wanted/T), softmax(o/T))`, the mean over samples (Hinton et al. 2015)."""
     log_p, q = F.log_softmax(o_NK / temperature, 1), F.softmax(wanted_NK / temperature, 1)
     return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
-
-
-def local_target(a: Tensor, share: float = 0.999) -> Tensor:
-    """LTL's target of a layer (Yang et al. 2022): `clamp(a/P, 0, 1)`, P the activation that `share` of all are under.
-
-    >>> local_target(torch.arange(9.0), share=0.5)
-    tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
-    """
-    flat = a.flatten()
-    scale = flat.kthvalue(1 + round(share * (flat.numel() - 1))).values
-    return (a / scale.clamp_min(1e-12)).clamp(0, 1)
-
-
-def check_labels(y_N: Tensor, num_classes: int) -> None:
-    """Refuse labels that are no class numbers.
-
-    The range is checked on the CPU only: on a GPU it would cost a wait per step.
-    """
-    if y_N.dtype != torch.int64:
-        raise InputError(f"labels must be class numbers of type torch.int64, got {y_N.dtype}. Convert them first.")
-    if y_N.device.type == "cpu" and len(y_N) and not 0 <= (lowest := int(y_N.min())) <= int(y_N.max()) < num_classes:
-        wrong = lowest if lowest < 0 else int(y_N.max())
-        raise InputError(f"labels must be from 0 to {num_classes - 1}, got {wrong}. Check the labels of the data set.")
-
-
-def build_loss(config: LossConfig) -> Loss:
-    """The loss that a configuration names."""
-    if config.name == "tet":
-        return lambda o, y: tet(o, y, config.tet_lambda, config.tet_target, config.label_smoothing)
-    return lambda o, y: cross_entropy(o, y, config.label_smoothing)
 
 
 @torch.no_grad()

@@ -6,9 +6,12 @@ from torch import nn
 
 from mpd_agl.diagnosis import Monitor, Snapshot
 from mpd_agl.errors import InputError
-from mpd_agl.train.config import MonitorConfig
 from mpd_agl.train.observe import Observation
 
+SILENT_BELOW = 0.001
+"""Warn where a layer's firing rate falls under this."""
+AVAILABLE_BELOW = 0.05
+"""Warn where a layer's share of gradient-available neurons falls under this."""
 DETAILED = 32
 """Snapshots of a run that hold histograms and every channel: metrics stay small however long it is."""
 
@@ -25,16 +28,16 @@ def can_watch(net: nn.Module) -> bool:
 class Watch:
     """Attaches a `Monitor` for every n-th training step; it costs nothing in between, and never sees an evaluation."""
 
-    def __init__(self, net: nn.Module, config: MonitorConfig, steps: int = 0) -> None:
-        self.net, self.config = net, config
-        self.snapshots = -(-steps // config.every)
+    def __init__(self, net: nn.Module, every: int, steps: int = 0) -> None:
+        self.net, self.every = net, every
+        self.snapshots = -(-steps // every)
         self._monitor: Monitor | None = None
         self._warned: set[str] = set()
 
     def before(self, step: int) -> bool:
         """Attach, if this step's turn has come."""
-        if step % self.config.every == 0:
-            self._monitor = Monitor(self.net, every=1, detail=detailed(step // self.config.every, self.snapshots))
+        if step % self.every == 0:
+            self._monitor = Monitor(self.net, every=1, detail=detailed(step // self.every, self.snapshots))
         return self._monitor is not None
 
     def after(self, step: int) -> Observation | None:
@@ -60,14 +63,14 @@ class Watch:
         """A layer is named once when it falls under a threshold, and again only after it has recovered."""
         found, standing = [], set()
         for layer, seen in taken.layers.items():
-            silent = (mean(seen.rate_T), self.config.silent_below, "is almost silent: firing rate")
-            unavailable = (mean(seen.available_T), self.config.available_below, "gets little gradient: available share")
+            silent = (mean(seen.rate_T), SILENT_BELOW, "is almost silent: firing rate")
+            unavailable = (mean(seen.available_T), AVAILABLE_BELOW, "gets little gradient: available share")
             for kind, (value, limit, text) in {"silent": silent, "unavailable": unavailable}.items():
                 if value is not None and value < limit:
                     standing.add(f"{kind}:{layer}")
                     if f"{kind}:{layer}" not in self._warned:
                         words = f"layer {layer} {text} {100 * value:.2f} %, under {100 * limit:g} %"
-                        found.append({"kind": kind, "layer": layer, "value": value, "text": words})
+                        found.append({"kind": kind, "layer": layer, "value": value, "limit": limit, "text": words})
         self._warned = standing
         return found
 

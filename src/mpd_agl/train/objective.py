@@ -1,20 +1,26 @@
-"""What a step minimises where that is more than a loss of the output: teachers, heads, adversarial inputs.
+"""What a step minimises: the loss of the output, or an objective that looks at more than the output.
 
 An objective takes the network and a batch and gives output and loss. It may have parameters of its own, which are
-trained and saved with the run and are no part of the network. It finds layers by their names and reads what they give;
-what they compute it does not know. Shapes as in `losses`.
+trained and saved with the run and are no part of the network. Shapes as in `losses`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from mpd_agl.train.attacks import Pixels, rfgsm
-from mpd_agl.train.losses import Loss, distillation, local_target, mean_output
+from mpd_agl.data.types import ArraySet
+from mpd_agl.errors import InputError, unknown_name
+from mpd_agl.options import ConfigTable, part
+from mpd_agl.plugins import load_plugins
+from mpd_agl.train.config import RunConfig
+from mpd_agl.train.losses import Loss, cross_entropy, distillation, mean_output, tet
+from mpd_agl.train.runfolder import find_run
 
 Facts = Mapping[str, Any]
 
@@ -25,11 +31,11 @@ class Objective(nn.Module):
     progress = 0.0
     """The share of the training that is done, set before each step."""
 
-    def __init__(self, loss: Loss, facts: Facts | None = None) -> None:
+    def __init__(self, loss: Loss = cross_entropy, facts: Facts | None = None) -> None:
         super().__init__()
         self.loss = loss
         self.facts = dict(facts or {})
-        """What the result depends on beside configuration and data, for the run's record and digest."""
+        """What the result depends on besides configuration and data, for the run's record and digest."""
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Output and loss."""
@@ -37,34 +43,83 @@ class Objective(nn.Module):
         return output, self.loss(output, y)
 
 
-@contextmanager
-def tapped(
-    net: nn.Module, names: Sequence[str], *, apart: Sequence[str] = (), residuals: bool = False
-) -> Iterator[dict[str, Tensor]]:
-    """What these modules give in the passes within, with or without the residual that they were asked to add.
+@dataclass(frozen=True)
+class Task:
+    """What an objective is built for."""
 
-    The modules `apart` get inputs that pass no gradient on: each then learns from its own output alone.
-    """
-    found: dict[str, Tensor] = {}
+    config: RunConfig
+    net: nn.Module
+    data: ArraySet
+    """The training samples."""
+    device: torch.device
 
-    def see(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
-            residual = kwargs.get("residual")
-            found[name] = output if residuals or residual is None else output - residual
+    @property
+    def loss(self) -> Loss:
+        """The cross-entropy of the mean output, smoothed as the configuration says."""
+        return partial(cross_entropy, label_smoothing=self.config.loss.label_smoothing)
 
-        return hook
 
-    def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
-        return tuple(a.detach() if isinstance(a, Tensor) else a for a in args), detached
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveEntry:
+    """An objective under the name that `loss.name` takes."""
 
-    handles: list[Any] = [net.get_submodule(n).register_forward_hook(see(n), with_kwargs=True) for n in names]
-    handles += [net.get_submodule(n).register_forward_pre_hook(cut, with_kwargs=True) for n in apart]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    name: str
+    build: Callable[[Any, Task], Objective]
+    """Called with the entry's own options and the task."""
+    about: str
+    options: type[ConfigTable] = ConfigTable
+    one_process: bool = False
+    """Whether it looks into the network or runs it several times, which DDP does not carry."""
+
+
+OBJECTIVES: dict[str, ObjectiveEntry] = {}
+
+
+def register_objective(entry: ObjectiveEntry) -> ObjectiveEntry:
+    """Let every command and `fit` take an objective of your own by its name."""
+    if OBJECTIVES.setdefault(entry.name, entry) is not entry:
+        raise InputError(f"there is a loss {entry.name!r} already. Give yours another name.", "taken-name")
+    return entry
+
+
+def get_objective(name: str) -> ObjectiveEntry:
+    """The objective of that name."""
+    if name not in OBJECTIVES:
+        load_plugins()
+    if name not in OBJECTIVES:
+        raise unknown_name("loss", name, OBJECTIVES)
+    return OBJECTIVES[name]
+
+
+def build_objective(config: RunConfig, net: nn.Module, data: ArraySet, device: torch.device) -> Objective:
+    """What `loss.name` asks for."""
+    entry = get_objective(config.loss.name)
+    return entry.build(part(entry.options, config.loss), Task(config, net, data, device)).to(device)
+
+
+class TetOptions(ConfigTable):
+    """Options of `tet`."""
+
+    tet_lambda: float = Field(default=1e-3, ge=0, le=1)
+    """Share of TET's second term, MSE of the outputs against `tet_target`."""
+    tet_target: float = 1.0
+    """The value that the second term pulls outputs to."""
+
+
+class TeacherOptions(ConfigTable):
+    """The option of an objective that learns from a trained ANN."""
+
+    teacher: str = ""
+    """The run of the same network as an ANN."""
+
+
+class DistillOptions(TeacherOptions):
+    """Options of `distill`."""
+
+    distill_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the teacher's term."""
+    distill_temperature: float = Field(default=3.0, gt=0)
+    """What both outputs are divided by."""
 
 
 class Distill(Objective):
@@ -86,72 +141,55 @@ class Distill(Objective):
         return output, (1 - self.share) * self.loss(output, y) + self.share * soft
 
 
-class LocalTandem(Objective):
-    """Offline LTL (Yang et al. 2022): each layer's firing rate follows the teacher's activation, and nothing passes on.
+def read_teacher(name: str, task: Task) -> tuple[nn.Module, dict[str, str]]:
+    """The ANN of a finished run on the task's device, and what a record says of it."""
+    from mpd_agl.train.load_run import load_run  # which builds networks for runs, objectives included
 
-    `sum_l MSE(spike count/T, clamp(A/P99.9(A), 0, 1)) + loss(output)`; the inputs of every layer are detached.
-    """
-
-    def __init__(
-        self,
-        loss: Loss,
-        teacher: nn.Module,
-        names: Sequence[str],
-        last: str,
-        *,
-        weight: float,
-        facts: Facts | None = None,
-    ) -> None:
-        super().__init__(loss, facts)
-        self._teacher = [teacher.eval().requires_grad_(False)]
-        self.names, self.last, self.weight = list(names), last, weight
-
-    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over layers."""
-        teacher = self._teacher[0]
-        with torch.no_grad(), tapped(teacher, self.names) as activations:
-            teacher(x)
-        with tapped(model, self.names, apart=[*self.names, self.last]) as spikes:
-            output: Tensor = model(x)
-        loss = self.loss(output, y)
-        for name in self.names:
-            rate, target = spikes[name].float().mean(0), local_target(activations[name].float().mean(0))
-            loss = loss + self.weight * F.mse_loss(rate, target)
-        return output, loss
+    loss, path = task.config.loss.name, find_run(name)
+    if not name:
+        raise InputError(
+            f"loss {loss} learns from a teacher, got none. Train the ANN of the same network "
+            "(mpd-agl train ... --model.ann --loss.name ce) and give its run: --loss.teacher RUN.",
+            "no-teacher",
+        )
+    trained = load_run(path, "last", lambda text: None)
+    if not trained.config.model.ann:
+        raise InputError(
+            f"the teacher of loss {loss} is an ANN, got the spiking run {path}. Train one by --model.ann.",
+            "spiking-teacher",
+        )
+    shape, classes = trained.record.data["shape"], trained.record.data["classes"]
+    if [*shape[-3:]] != [*task.data.x.shape[-3:]] or list(classes) != list(task.data.classes):
+        raise InputError(
+            f"the teacher {path} learnt {trained.record.data['name']} ({len(classes)} classes, {shape[-3:]}), and the "
+            f"run has {task.data.name}. Train a teacher on the same data.",
+            "other-teacher",
+        )
+    state = trained.net.state_dict()
+    digest = hashlib.sha256(b"".join(v.detach().cpu().contiguous().numpy().tobytes() for v in state.values()))
+    facts = {"teacher": trained.record.name, "teacher_sha256": digest.hexdigest()}
+    return trained.net.to(task.device), facts
 
 
-class ShortcutHeads(Objective):
-    """Heads on inner layers whose share of the loss falls to 0 over the training; they are dropped afterwards. Ours.
-
-    After the idea of ShortcutBP (Guo et al. 2024), whose heads and schedule we have not found. A head is the mean over
-    space and a linear layer; `w = share (1 - progress)`, the loss `(1 - w) loss(output) + w mean_k loss(head_k)`.
-    """
-
-    def __init__(self, loss: Loss, channels: Mapping[str, int], num_classes: int, *, share: float) -> None:
-        super().__init__(loss)
-        self.share, self.names = share, list(channels)
-        self.heads = nn.ModuleList(nn.Linear(count, num_classes) for count in channels.values())
-
-    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of the network, loss of output and heads."""
-        with tapped(model, self.names, residuals=True) as found:
-            output: Tensor = model(x)
-        w = self.share * (1 - self.progress)
-        heads = [self.loss(h(found[n].flatten(3).mean(3)), y) for n, h in zip(self.names, self.heads, strict=True)]
-        return output, (1 - w) * self.loss(output, y) + w * torch.stack(heads).mean()
+def _tet(options: TetOptions, task: Task) -> Objective:
+    smoothing = task.config.loss.label_smoothing
+    return Objective(partial(tet, lambda_=options.tet_lambda, target=options.tet_target, label_smoothing=smoothing))
 
 
-class Robust(Objective):
-    """Adversarial fine-tuning (Ozdenizci et al. 2024): `loss(clean) + weight KL(adversarial, clean)`, by RFGSM."""
+def _distill(options: DistillOptions, task: Task) -> Objective:
+    teacher, facts = read_teacher(options.teacher, task)
+    return Distill(
+        task.loss, teacher, share=options.distill_share, temperature=options.distill_temperature, facts=facts
+    )
 
-    def __init__(self, loss: Loss, pixels: Pixels, *, eps: float, step: float, weight: float) -> None:
-        super().__init__(loss)
-        self.pixels, self.eps, self.step, self.weight = pixels, eps, step, weight
 
-    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Output for the clean batch; both outputs pass gradients on."""
-        adversarial = rfgsm(model, x, self.pixels, eps=self.eps, step=self.step)
-        output: Tensor = model(x)
-        clean_NK, found_NK = mean_output(output), mean_output(model(adversarial))
-        kl = F.kl_div(F.log_softmax(found_NK, 1), F.softmax(clean_NK, 1), reduction="batchmean")
-        return output, self.loss(output, y) + self.weight * kl
+for _entry in (
+    ObjectiveEntry(name="ce", build=lambda _, task: Objective(task.loss), about="cross-entropy of the mean output"),
+    ObjectiveEntry(
+        name="tet", build=_tet, options=TetOptions, about="cross-entropy of each timestep's output (Deng et al. 2022)"
+    ),
+    ObjectiveEntry(
+        name="distill", build=_distill, options=DistillOptions, about="ce and a teacher's outputs (Hinton et al. 2015)"
+    ),
+):
+    register_objective(_entry)

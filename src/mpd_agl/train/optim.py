@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl.nn import TdBatchNorm
-from mpd_agl.train.tables import OptimConfig
+from mpd_agl.train.config import OptimConfig
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.Optimizer:
@@ -60,20 +60,18 @@ def learning_rate(config: OptimConfig, epoch: int, epochs: int, done: float = 0.
     return 0.5 * config.lr * (1 + math.cos(math.pi * over))
 
 
-def _named(net: nn.Module, more: nn.Module | None) -> dict[str, nn.Parameter]:
-    """The parameters of a network, and those that are trained beside it."""
-    beside = {} if more is None else {f"objective.{name}": p for name, p in more.named_parameters()}
-    return {**dict(net.named_parameters()), **beside}
+def _named(net: nn.Module, objective: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a network, and those of its objective, which are trained with it."""
+    own = {f"objective.{name}": p for name, p in objective.named_parameters()}
+    return {**dict(net.named_parameters()), **own}
 
 
-def pack_optimizer(
-    optimizer: torch.optim.Optimizer, net: nn.Module, more: nn.Module | None = None
-) -> dict[str, Tensor]:
+def pack_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, objective: nn.Module) -> dict[str, Tensor]:
     """Momenta and the like as tensors `<what>:<parameter>`, for safetensors.
 
-    Learning rates follow from the configuration. `more` is what is trained beside the network.
+    Learning rates follow from the configuration.
     """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in _named(net, more).items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in _named(net, objective).items()}
     return {
         f"{what}:{names[parameter]}": value if isinstance(value, Tensor) else torch.tensor(value)
         for parameter, state in optimizer.state.items()
@@ -84,10 +82,10 @@ def pack_optimizer(
 
 @torch.no_grad()
 def unpack_optimizer(
-    optimizer: torch.optim.Optimizer, net: nn.Module, tensors: Mapping[str, Tensor], more: nn.Module | None = None
+    optimizer: torch.optim.Optimizer, net: nn.Module, tensors: Mapping[str, Tensor], objective: nn.Module
 ) -> None:
     """Put the state back, each tensor in its parameter's memory layout."""
-    parameters = _named(net, more)
+    parameters = _named(net, objective)
     optimizer.state.clear()
     for key, value in tensors.items():
         what, _, name = key.partition(":")

@@ -19,17 +19,13 @@ from mpd_agl import ops, records
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Neuron
-from mpd_agl.train.resolve import OWN
+from mpd_agl.nn.modes import evaluation_mode
+from mpd_agl.train.config import OWN
 
 OPTIONS = ("num_classes", "in_channels", "image_size", "num_steps", "method")
 """What a factory is given, where its signature takes it."""
 Forward = Callable[[Any, Tensor], Any]
 """`forward(net, x) -> logits`, of shape (T, N, K) or (N, K)."""
-
-
-def is_own(name: str) -> bool:
-    """Whether a configuration's model.name is a network of the user's own."""
-    return name == OWN or ":" in name
 
 
 class OwnNetwork(nn.Module):
@@ -144,10 +140,9 @@ def check_network(net: OwnNetwork, x: Tensor, num_classes: int) -> None:
     T is that of frames, the network's `num_steps`, or that of its output. A pass in evaluation mode changes nothing,
     and gives lazy layers their shapes.
     """
-    modes = {m: m.training for m in net.modules()}
-    net.eval()
     try:
-        output = net(x)
+        with evaluation_mode(net):
+            output = net(x)
     except InputError:
         raise
     except Exception as error:
@@ -157,8 +152,6 @@ def check_network(net: OwnNetwork, x: Tensor, num_classes: int) -> None:
         ) from error
     finally:
         to_rest(net.net)
-        for module, mode in modes.items():
-            module.training = mode
     if output.shape[2] != num_classes:
         raise InputError(
             f"{net.title} gives {output.shape[2]} logits, and the data have {num_classes} classes. "

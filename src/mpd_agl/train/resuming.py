@@ -96,7 +96,7 @@ def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted
     if record is not None and record.status == "finished":
         return SavedRun(config, record, None)
     if restarted and record is not None and record.status == "failed":
-        raise InputError(f"the run is not started again, because it would fail again: {record.failure}")
+        raise InputError(f"the run is not started again, because it would fail again: {record.failure}", "would-fail")
     checkpoint.clean(folder.checkpoints)
     saved = checkpoint.newest(folder.checkpoints, note, set_aside=True)
     if saved is None:
@@ -115,7 +115,7 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
     try:
         return records.read_record(folder.record) if folder.record.is_file() else None
     except records.TornRecord as error:
-        note(str(error).replace("Resume the run to write it anew.", "It is written anew."))
+        note(str(error))
         return None
 
 
@@ -126,19 +126,22 @@ def check_same_run(before: RunRecord, now: BuiltRun) -> None:
         raise InputError(
             f"the run began with a network {_last(theirs)} of {before.network.get('parameters'):,} parameters, got "
             f"{_last(ours)} of {now.parameters:,} whose state has other names or shapes. "
-            "Resume it with the network it began with, or start a new run under another name."
+            "Resume it with the network it began with, or start a new run under another name.",
+            "other-network",
         )
     if before.backend != now.backend:
         raise InputError(
             f"the run began with backend {before.backend}, and here model.backend {now.config.model.backend!r} is "
-            f"{now.backend}. `mpd-agl info` tells why; make that backend work, or start a new run with another --name."
+            f"{now.backend}. `mpd-agl info` tells why; make that backend work, or start a new run with another --name.",
+            "other-backend",
         )
     for split in ("train", "test"):  # where the files came from does not matter
         old, new = ({k: v for k, v in facts[split].items() if k != "source"} for facts in (before.data, now.facts))
         if differ := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
             raise InputError(
                 f"the {split} data of {now.facts['name']} are not those that the run began with: {', '.join(differ)} "
-                "changed. Resume it with the old data, or start a new run with another --name."
+                "changed. Resume it with the old data, or start a new run with another --name.",
+                "other-data",
             )
 
 
@@ -172,5 +175,6 @@ def restore(trainer: Trainer, saved: checkpoint.Checkpoint, folder: RunFolder) -
         reason = (f"{error} is missing" if isinstance(error, KeyError) else str(error)).partition("\n")[0].strip(" .:")
         raise InputError(
             f"the checkpoint {folder.checkpoints / saved.at.folder} is whole but not of this run ({reason[:200]}). "
-            "Nothing was changed; take it out of the folder, or bring back the run's own."
+            "Nothing was changed; take it out of the folder, or bring back the run's own.",
+            "other-run",
         ) from error

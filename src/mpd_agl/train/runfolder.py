@@ -29,7 +29,8 @@ def check_name(name: str) -> str:
         got = repr(name) if len(name) <= 120 else f"{name[:120]!r} and {len(name) - 120} characters more"
         raise InputError(
             "a run's name is up to 100 letters, digits and ._+=-, starts with a letter or digit and is no name "
-            f"that Windows reserves, got {got}. Use --runs-dir for the folder."
+            f"that Windows reserves, got {got}. Use --runs-dir for the folder.",
+            "bad-name",
         )
     return name
 
@@ -147,10 +148,11 @@ def check_free(path: Path, *, overwrite: bool) -> None:
     """Refuse a folder that a new run cannot have: it is in use, or something is there that may not be deleted."""
     if path.is_symlink():
         raise InputError(
-            f"{path} is a link, and a new run stays in its own folder. Choose another --name or --runs-dir."
+            f"{path} is a link, and a new run stays in its own folder. Choose another --name or --runs-dir.",
+            "no-run-folder",
         )
     if path.exists() and not path.is_dir():
-        raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.")
+        raise InputError(f"{path} exists and is a file. Choose another --name or --runs-dir.", "no-run-folder")
     try:
         if path.is_dir() and (path / ".lock").exists():
             _lock(path).close()
@@ -163,11 +165,15 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
     """What an old run left in the folder, if it may be deleted."""
     content = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
     if content and not (path / MARK).is_file():
-        raise InputError(f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.")
+        raise InputError(
+            f"{path} exists and is no run folder (no {MARK} in it). Choose another --name or --runs-dir.",
+            "no-run-folder",
+        )
     if content and not overwrite:
         raise InputError(
             f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, "
-            "or use another --name."
+            "or use another --name.",
+            "run-exists",
         )
     return content
 
@@ -183,7 +189,7 @@ def check_run(path: Path) -> Path:
     """The path, if a run is there."""
     if not (path / MARK).is_file():
         what = "is not there" if not path.exists() else f"is no run folder (no {MARK} in it)"
-        raise InputError(f"{path} {what}. `mpd-agl runs` lists the runs.")
+        raise InputError(f"{path} {what}. `mpd-agl runs` lists the runs.", "no-run")
     return path
 
 
@@ -207,7 +213,7 @@ def _lock(path: Path) -> IO[str]:
         file.seek(0)
         owner = file.read().strip() or "another process"
         file.close()
-        raise InputError(f"run folder {path} is in use by {owner}. Wait for it, or choose another --name.")
+        raise InputError(f"run folder {path} is in use by {owner}. Wait for it, or choose another --name.", "in-use")
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {platform.node()} since {now()}")

@@ -19,7 +19,7 @@ from mpd_agl.data.share import part_sizes
 from mpd_agl.errors import InputError
 from mpd_agl.nn import Neuron
 from mpd_agl.train.distributed import ALONE, Ranks
-from mpd_agl.train.losses import Loss, correct
+from mpd_agl.train.losses import correct
 from mpd_agl.train.objective import Objective
 
 BATCH_AXIS = -4
@@ -75,14 +75,14 @@ class Stepper:
 
     `accumulate` cuts the batch into parts whose gradients are summed; `clip_norm` 0 clips nothing; `precision` is
     autocast's. Several `ranks` each bring their share of the batch, and all make the step that one process would make
-    on the whole of it. An `objective` takes the place of `loss` where more than the output is needed.
+    on the whole of it.
     """
 
     def __init__(
         self,
         net: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Loss,
+        objective: Objective,
         *,
         device: torch.device,
         precision: str = "float32",
@@ -91,17 +91,15 @@ class Stepper:
         ema: Ema | None = None,
         ranks: Ranks = ALONE,
         read_every: int = 0,
-        objective: Objective | None = None,
     ) -> None:
-        self.net, self.optimizer, self.loss, self.device = net, optimizer, loss, device
-        self.accumulate, self.clip_norm, self.ema, self.objective = accumulate, clip_norm, ema, objective
+        self.net, self.optimizer, self.objective, self.device = net, optimizer, objective, device
+        self.accumulate, self.clip_norm, self.ema = accumulate, clip_norm, ema
         self.read_every = read_every or (1 if device.type == "cpu" else READ_EVERY)
         """After so many steps a loop reads them."""
         check_precision(precision, device)
         self.dtype: torch.dtype = getattr(torch, precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
-        more = [] if objective is None else objective.parameters()
-        self.parameters = [p for p in (*net.parameters(), *more) if p.requires_grad]
+        self.parameters = [p for p in (*net.parameters(), *objective.parameters()) if p.requires_grad]
         schedules = (getattr(module, "progress", None) for module in net.modules())
         self._schedules = [progress for progress in schedules if isinstance(progress, Tensor)]
         self.ranks, self.model = ranks, ranks.parallel(net, device)
@@ -131,8 +129,7 @@ class Stepper:
         ranks = self.ranks
         for schedule in self._schedules:
             schedule.fill_(progress)
-        if self.objective is not None:
-            self.objective.progress = progress
+        self.objective.progress = progress
         N = int(ranks.sum([y.shape[0]])[0])
         self.optimizer.zero_grad(set_to_none=True)
         sizes = part_sizes(N, self.accumulate, ranks.rank, ranks.world)
@@ -141,16 +138,12 @@ class Stepper:
         for k, (x_part, y_part) in enumerate(zip(self._parts, torch.split(y, sizes), strict=True)):
             with self._reducing(k == len(sizes) - 1):
                 with self.autocast():
-                    if self.objective is None or not len(y_part):
-                        output = self.model(x_part)
-                    else:
+                    if len(y_part):
                         output, loss = self.objective(self.model, x_part, y_part)
-                if self.objective is not None and len(y_part):
-                    loss = loss * (y_part.shape[0] / N)
-                elif len(y_part):
-                    loss = self.loss(output, y_part) * (y_part.shape[0] / N)
-                else:
-                    loss = output.sum() * 0.0  # this rank's share is empty; the others wait for its part in their sums
+                        loss = loss * (len(y_part) / N)
+                    else:  # this rank's share is empty; the others wait for its part in their sums
+                        output = self.model(x_part)
+                        loss = output.sum() * 0.0
                 # A NaN in the input need not reach the loss, because a NaN potential fires no spike. This factor is 1,
                 # or NaN if the input is not finite; the gradients carry it to every rank.
                 loss = loss * (1 + 0 * x_part.sum()).to(loss.dtype)
@@ -227,7 +220,7 @@ class Stepper:
 def check_precision(precision: str, device: torch.device) -> None:
     """Refuse a precision that the device cannot train in."""
     if precision == "float16" and device.type != "cuda":
-        raise InputError(f"train.precision float16 needs a GPU, got device {device}. Use bfloat16 or float32.")
+        raise InputError(f"train.precision float16 needs a GPU, got {device}. Use bfloat16 or float32.", "no-gpu")
 
 
 def bad(tensor: Tensor) -> bool:

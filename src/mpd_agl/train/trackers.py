@@ -1,11 +1,12 @@
 """TensorBoard and W&B behind one small interface. A tracker that fails is dropped with a note, and the run goes on."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpd_agl.train.tables import TrackConfig
+from mpd_agl.train.config import TrackConfig
 
 
 class Tracker(Protocol):
@@ -39,11 +40,16 @@ class TensorBoard:
 class WandB:
     """Scalars to Weights & Biases. Extra: `pip install mpd-agl[wandb]`."""
 
-    def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore]
 
         self.run = wandb.init(
-            project=project, name=folder.name, id=folder.name, dir=str(folder), config=config, resume="allow"
+            project=os.environ.get("WANDB_PROJECT", "mpd-agl"),
+            name=folder.name,
+            id=folder.name,
+            dir=str(folder),
+            config=config,
+            resume="allow",
         )
 
     def log(self, line: dict[str, Any]) -> None:
@@ -98,5 +104,5 @@ def build_trackers(
     if config.tensorboard:
         made["tensorboard"] = lambda: TensorBoard(folder, step)
     if config.wandb:
-        made["wandb"] = lambda: WandB(folder, config.project, settings)
+        made["wandb"] = lambda: WandB(folder, settings)
     return Trackers(made, note)

@@ -13,17 +13,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl import records
+from mpd_agl.data.options import SplitOptions
 from mpd_agl.diagnosis import energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, save_weights
-from mpd_agl.nn import event_layers
-from mpd_agl.ops.native import level
+from mpd_agl.ops import library
+from mpd_agl.ops.conv import rule
+from mpd_agl.options import part
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
 from mpd_agl.train.build import BuiltRun, Sets, build_run, build_test_loader, subset
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import RunConfig, TrackConfig
 from mpd_agl.train.console import Mute
-from mpd_agl.train.conv_choices import ConvChoices
 from mpd_agl.train.distributed import ALONE, PeerLost, Ranks
 from mpd_agl.train.loop import Trainer
 from mpd_agl.train.losses import mean_output
@@ -32,9 +33,8 @@ from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.own_network import OwnNetwork
 from mpd_agl.train.resolve import to_toml
 from mpd_agl.train.resuming import SavedRun, check_same_run, differences, find, restore, sign
-from mpd_agl.train.runfolder import RunFolder, now
+from mpd_agl.train.runfolder import RunFolder, check_free, now
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.tables import TrackConfig
 from mpd_agl.train.trackers import build_trackers
 
 ENERGY_SAMPLES = 256
@@ -51,6 +51,8 @@ def start(
     own: OwnNetwork | None = None,
 ) -> RunRecord:
     """Train from the beginning, in a new run folder; `sets` and `own` replace the configuration's data and network."""
+    if ranks.first:  # before data are read; again when the folder is made
+        check_free(path, overwrite=overwrite)
     run = build_run(config, ranks=ranks, sets=sets, own=own)
     with RunFolder.create(path, overwrite=overwrite) if ranks.first else RunFolder(path) as folder:
         return _train(run, folder, display, "started")
@@ -107,11 +109,8 @@ def _train(
     if run.backend == "compiled":
         compile_first(run, display.note)
     observers: list[Observer] = []
-    nets = [run.net] if run.stepper.ema is None else [run.net, run.stepper.ema.net]
-    if config.model.conv_impl == "auto" and event_layers(run.net):
-        observers.append(ConvChoices(nets, folder.path, ranks))
     if config.monitor.every and can_watch(run.net):
-        observers.append(Watch(run.net, config.monitor, steps=config.train.epochs * len(run.train)))
+        observers.append(Watch(run.net, config.monitor.every, steps=config.train.epochs * len(run.train)))
     tracked = config.track if ranks.first else TrackConfig()
     trackers = build_trackers(tracked, folder.path, record.config, saved.at.step if saved else 0, display.note)
     with closing(trackers):
@@ -120,6 +119,13 @@ def _train(
             display.note(f"{folder.path / 'metrics.jsonl'} is shorter than it was: lines before this one are lost.")
         _write(folder, record)
         return _to_the_end(run, trainer, record)
+
+
+def _conv_rule(config: RunConfig, device: torch.device) -> dict[str, Any] | None:
+    """What decides how convolutions are computed; None where all are torch's or event-driven."""
+    if config.model.conv_impl != "auto" or config.model.ann or device.type != "cpu" or library.load()[1]:
+        return None
+    return {"rule": rule.VERSION, "simd": library.level()}
 
 
 def _first_record(run: BuiltRun, folder: RunFolder, display: Display, before: RunRecord | None) -> RunRecord:
@@ -138,11 +144,12 @@ def _first_record(run: BuiltRun, folder: RunFolder, display: Display, before: Ru
             "processes": ranks.world,
             "processes_backend": ranks.backend,
             "torch_kernels": torch.backends.cpu.get_cpu_capability(),
-            "simd": level() if run.backend == "native" else None,
+            "simd": library.level() if run.backend == "native" else None,
         },
         data=run.facts,
-        seeds={"run": config.seed, "split": config.data.split_seed},
+        seeds={"run": config.seed, "split": part(SplitOptions, config.data).split_seed},
         backend=run.backend,
+        convs=_conv_rule(config, device),
         network=run.network,
         differences=list(before.differences) if before else [],
         clock={"started": before.clock.get("started", now()) if before else now()},
@@ -175,7 +182,8 @@ def _to_the_end(run: BuiltRun, trainer: Trainer, record: RunRecord) -> RunRecord
         folder.log(f"{'stopped' if stopped else 'failed'}: {text}")
         ended = "stopped" if stopped else "failed"
         try:
-            _write(folder, _scored(record, trainer).with_(status=ended, failure=None if stopped else text))
+            failed = {} if stopped else {"failure": text, "failure_code": getattr(error, "code", None)}
+            _write(folder, _scored(record, trainer).with_(status=ended, **failed))
         except InputError:
             folder.log("the record could not be written")
         raise
@@ -188,8 +196,7 @@ def _to_the_end(run: BuiltRun, trainer: Trainer, record: RunRecord) -> RunRecord
 def _scored(record: RunRecord, trainer: Trainer) -> RunRecord:
     progress = trainer.progress
     clock = {**record.clock, "ended": now(), "elapsed_s": round(progress.elapsed_s, 3)}
-    choices = [o.measured for o in trainer.observers if isinstance(o, ConvChoices)]
-    return record.with_(best_on_test=progress.best, clock=clock, convs=choices[0] if choices else None)
+    return record.with_(best_on_test=progress.best, clock=clock)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Convolutions of spikes: dense, event-driven and Winograd's form."""
+"""Convolutions and linear layers: dense, event-driven, in Winograd's form, chosen by a written rule."""

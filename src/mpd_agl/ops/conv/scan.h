@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "active.h"
+#include "event.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

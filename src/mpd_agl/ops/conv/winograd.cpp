@@ -263,33 +263,39 @@ int64_t packed_size(const Geometry *g) { return POINTS * packed_plane(g); }
 
 // packed [point][panel][C_in][PANEL of C_out]
 void pack(const Geometry *g, const float *weight, int turned, float *packed) {
+    constexpr int64_t PIECE = 16;  // input channels, of which there are a multiple
     const int64_t C = g->C_in, O = g->C_out, stride = packed_plane(g);
 #pragma omp parallel for schedule(static)
-    for (int64_t vector = 0; vector < up(O, LANES); vector++) {
-        const int64_t o = vector * LANES;
-        float *to = packed + o / PANEL * C * PANEL + o % PANEL;
-        for (int64_t c = 0; c < C; c++, to += PANEL) {
-            vec h[3][SIDE];
+    for (int64_t o = 0; o < O; o += LANES)
+        for (int64_t c1 = 0; c1 < C; c1 += PIECE) {
+            float kernels[9][PIECE][LANES];  // those of a piece, output channels innermost
+            for (int64_t tap = 0; tap < 9; tap++)
+                if (turned)
+                    for (int64_t c = 0; c < PIECE; c++)
+                        std::memcpy(kernels[8 - tap][c], weight + ((c1 + c) * 9 + tap) * O + o, LANES * sizeof(float));
+                else
+                    for (int64_t l = 0; l < LANES; l++) {
+                        const float *__restrict in = weight + ((o + l) * 9 + tap) * C + c1;
+                        for (int64_t c = 0; c < PIECE; c++) kernels[tap][c][l] = in[c];
+                    }
+            float *to = packed + (o / PANEL * C + c1) * PANEL + o % PANEL;
+            for (int64_t c = 0; c < PIECE; c++, to += PANEL) {
+                vec h[3][SIDE];
 #pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
-                vec taps[3];
-#pragma GCC unroll 3
-                for (int i = 0; i < 3; i++) {
-                    const int tap = 3 * i + j;
-                    taps[i] = load(weight + (c * 9 + (turned ? 8 - tap : tap)) * O + o);
+                for (int j = 0; j < 3; j++) {
+                    const vec taps[3] = {load(kernels[j][c]), load(kernels[3 + j][c]), load(kernels[6 + j][c])};
+                    to_kernel(taps, h[j]);
                 }
-                to_kernel(taps, h[j]);
-            }
 #pragma GCC unroll 6
-            for (int i = 0; i < SIDE; i++) {
-                const vec row[3] = {h[0][i], h[1][i], h[2][i]};
-                vec points[SIDE];
-                to_kernel(row, points);
+                for (int i = 0; i < SIDE; i++) {
+                    const vec row[3] = {h[0][i], h[1][i], h[2][i]};
+                    vec points[SIDE];
+                    to_kernel(row, points);
 #pragma GCC unroll 6
-                for (int j = 0; j < SIDE; j++) store(to + (SIDE * i + j) * stride, points[j]);
+                    for (int j = 0; j < SIDE; j++) store(to + (SIDE * i + j) * stride, points[j]);
+                }
             }
         }
-    }
 }
 
 int convolve(const Geometry *g, const float *x, const float *packed, const float *bias, float *y) {

@@ -78,7 +78,7 @@ def backward(
     tau: Tensor,
     v_th: Tensor,
     kappa_T: Tensor,
-    gain_T: Tensor | None,
+    gain_T: Tensor,
     state_MC: Tensor | None,
     g_state_MC: Tensor | None,
     surrogate: Surrogate,
@@ -110,11 +110,9 @@ def backward(
         ds = g if detach_reset else g - leak * (v_th if soft else v) * dv  # Eq. 13
         if t + 1 < T:
             dtau = dtau + over_neurons(dv * after_reset(v, v_th, soft))
-        gain = 1.0 if gain_T is None else gain_T[t]
         if want_kappa:
-            dkappa_T.insert(0, (ds * (gain * surrogate.grad_kappa(u, kappa_T[t]))).sum())
-        h = surrogate.grad(u, kappa_T[t])
-        by_spike = ds * (h if gain_T is None else gain * h)
+            dkappa_T.insert(0, (ds * (gain_T[t] * surrogate.grad_kappa(u, kappa_T[t]))).sum())
+        by_spike = ds * (gain_T[t] * surrogate.grad(u, kappa_T[t]))
         if dv_th is not None:
             by_reset = torch.where(u >= 0, leak * dv, 0.0) if soft else 0.0
             dv_th = dv_th - over_neurons(by_spike + by_reset)

@@ -141,7 +141,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, const float *dk
                     else
                         std::memset(after, 0, count * sizeof(float));
                     for (int64_t t = T - 1; t >= 0; t--) {  // dv_t takes the place of v_t
-                        const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain ? n->gain[t] : 1.0f;
+                        const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain[t];
                         const float *__restrict g_t = g + t * size + at, *__restrict before = kept + t * P;
                         float *__restrict v_t = v + t * P, *__restrict acc_k = KAPPA ? acc_kappa + t * P : nullptr;
                         LOOP (int64_t p = 0; p < count; p++) {

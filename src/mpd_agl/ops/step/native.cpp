@@ -142,7 +142,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
     const float tau = n->tau, v_th = n->v_th, through_reset = n->detach_reset ? 0.0f : tau;
     float kappas[STEPS ? STEPS : 1], inverses[STEPS ? STEPS : 1], gains[STEPS ? STEPS : 1];
     for (int t = 0; t < STEPS; t++) {
-        kappas[t] = n->kappa[t], inverses[t] = 1.0f / n->kappa[t], gains[t] = n->gain ? n->gain[t] : 1.0f;
+        kappas[t] = n->kappa[t], inverses[t] = 1.0f / n->kappa[t], gains[t] = n->gain[t];
     }
     Team team;
     Memory memory;
@@ -223,7 +223,7 @@ int backward_as(const Neuron *n, const float *x, const float *g, float *dv_out, 
                     std::memset(next, 0, P * sizeof(float));
                     if constexpr (STILL) std::memset(total, 0, P * sizeof(float));
                     for (int64_t t = T - 1; t >= 0; t--) {
-                        const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain ? n->gain[t] : 1.0f;
+                        const float kappa = n->kappa[t], inverse = 1.0f / kappa, gain = n->gain[t];
                         const float *__restrict row = x + t * x_step + at, *__restrict g_t = g + t * size + at;
                         const float *__restrict v_t = v + t * P;
                         float *__restrict d_out = dv_out + t * x_step + at;

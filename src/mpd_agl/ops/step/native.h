@@ -20,7 +20,7 @@ struct Neuron {
     int64_t S, T, M, C;
     const float *mean, *scale, *beta;  // [C]
     const float *kappa;                // [T]
-    const float *gain;                 // [T], factors on the surrogate's height; null: 1
+    const float *gain;                 // [T], factors on the surrogate's height
     const float *tau_C, *v_th_C;       // [C]; null: Kernels run, which take one tau and one v_th
     const float *state;                // [M][C]; null: rest
     float tau, v_th;                   // for Kernels

@@ -7,7 +7,7 @@ the operator's dispatch.
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from mpd_agl.errors import InputError
 from mpd_agl.ops.library import SURROGATES, Neuron, at, done, library
 from mpd_agl.ops.step import eager
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _operator(fake: Callable[P, Any], *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -188,7 +189,7 @@ def _backward(
     tau: Tensor,
     v_th: Tensor,
     kappa_T: Tensor,
-    gain_T: Tensor | None,
+    gain_T: Tensor,
     state_MC: Tensor | None,
     g_state_MC: Tensor | None,
     surrogate: int,
@@ -200,7 +201,7 @@ def _backward(
     any_form = g_state_MC is not None
     neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft, any_form)
     _check(gradient=(g_TMC, (T, *rest)), state_gradient=(g_state_MC, rest), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)))
-    neuron.kappa, neuron.gain = kappa_T.data_ptr(), at(gain_T)
+    neuron.kappa, neuron.gain = kappa_T.data_ptr(), gain_T.data_ptr()
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
     found = _empty_backward(
         x_SMC,
@@ -231,7 +232,9 @@ def backward(*args: Any) -> eager.Gradients:
     code = surrogate_code(surrogate)
     if code is None:
         return eager.backward(*args)
-    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = _backward(*tensors, code, soft, detach_reset, want_kappa)
+    flags = (code, soft, detach_reset, want_kappa)
+    found = _backward(*tensors, *flags)  # type: ignore[call-arg]
+    dv, sum_dv, sum_dv_x, dtau, dv_th, dkappa, dstate = found
     has_state = tensors[9] is not None
     return (
         *(dv, sum_dv, sum_dv_x, dtau),

@@ -3,14 +3,23 @@
 Shapes: T timesteps; S = T, or S = 1 where one input is the same at every step; N samples; C channels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from mpd_agl.core import Rectangular, Surrogate
 from mpd_agl.ops.step.sync import LOCAL, BatchStats, Sync
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def given(value: A | None, function: Callable[[A], B]) -> B | None:
+    """`function(value)`, or None for None: what is optional stays optional."""
+    return None if value is None else function(value)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -210,9 +210,7 @@ def _backward(
             if t + 1 < T:
                 sum_tau += dv * _reset(v, v_th_C, SOFT)
             h = _bump(u, k, SURROGATE)
-            weighed = ds
-            if gain is not None:
-                weighed = ds * tl.load(gain + t)
+            weighed = ds * tl.load(gain + t)
             if dkappa is not None:
                 each = tl.where(inside, weighed * _bump_kappa(u, k, h), 0.0)
                 sum_kappa += tl.where(tl.arange(0, STEPS) == t, tl.sum(each), 0.0)
@@ -465,7 +463,7 @@ def backward(
     tau: Tensor,
     v_th: Tensor,
     kappa_T: Tensor,
-    gain_T: Tensor | None,
+    gain_T: Tensor,
     state_MC: Tensor | None,
     g_state_MC: Tensor | None,
     surrogate: Surrogate,
@@ -476,8 +474,8 @@ def backward(
     """See `eager.backward`, which also runs for a surrogate that has no kernel. dv_SMC has x's dtype."""
     vectors = (mean_C, scale_C, bias_C, tau, v_th)
     if type(surrogate) not in SURROGATES:
-        rest = (kappa_T, gain_T, state_MC, g_state_MC, surrogate, soft, detach_reset, want_kappa)
-        return eager.backward(x_SMC, g_TMC, *vectors, *rest)
+        tensors = (x_SMC, g_TMC, *vectors, kappa_T, gain_T, state_MC, g_state_MC)
+        return eager.backward(*tensors, surrogate, soft, detach_reset, want_kappa)
     T, (S, M, C) = g_TMC.shape[0], x_SMC.shape
     _check_inputs(x_SMC, vectors, T, state_MC)
     _check(x_SMC, gradient=(g_TMC, (T, M, C)), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)), g_state=(g_state_MC, (M, C)))
