@@ -67,6 +67,11 @@ def test_theorem_2_without_reset_holds_at_t_2_and_misses_the_rest_of_the_leak_su
         assert float(v_T[t].var()) == pytest.approx(float(std_T[t]) ** 2, rel=1e-2)
     full = sum(tau ** (2 * k) for k in range(4))
     assert float(v_T[3].var()) / float(std_T[3]) ** 2 == pytest.approx(full / (1 + tau**2), rel=1e-2)
+    moments = input_moments(gamma_C, beta_C, v_th=V_TH)
+    for mean, std in (moments, [a.expand(4) for a in moments]):  # one value, or one per step
+        mean_T, std_T = potential_moments(mean, std, tau, 4, leak="full")
+        assert v_T.mean((1, 2)).tolist() == pytest.approx(mean_T.tolist(), abs=4e-3)
+        assert v_T.var((1, 2)).tolist() == pytest.approx(std_T.square().tolist(), rel=1e-2)
 
 
 def test_theorem_2_forgets_the_reset_and_the_gap_is_measured():

@@ -99,7 +99,6 @@ def test_a_surrogate_registers_once_under_its_name(monkeypatch):
             register_surrogate(wrong)
 
 
-
 def test_unknown_surrogate_lists_the_near_ones():
     with pytest.raises(InputError, match="unknown surrogate 'rectangle'. Did you mean 'rectangular'"):
         get_surrogate("rectangle")

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from mpd_agl.core import SURROGATES, Rectangular, Surrogate, batch_moments, get_surrogate, lif, tdbn
-from mpd_agl.ops import NeuronSpec, NormSpec, StepInput, StepOutput, Widths, backends_here, fused_step
+from mpd_agl.ops import LOCAL, NeuronSpec, NormSpec, StepInput, StepOutput, Widths, backends_here, fused_step
 
 HERE = [name for name, reason in backends_here().items() if not reason and name != "triton"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -86,7 +86,7 @@ class Case:
 
         o = {"tau": 0.3, "v_th": 0.5, **FORMS[form]}
         channel_dim %= len(shape) + 1
-        self.T, self.norm, self.want_state = T, norm, o.get("want_state", False)
+        self.sync, self.T, self.norm, self.want_state = LOCAL, T, norm, o.get("want_state", False)
         self.neuron = {k: o[k] for k in ("reset", "decay_input", "detach_reset") if k in o}
         self.neuron |= {"surrogate": get_surrogate(surrogate or surrogate_for(form)), "channel_dim": channel_dim}
         C, one = shape[channel_dim - 1], torch.tensor(1.0, dtype=torch.float64)
@@ -138,7 +138,7 @@ class Case:
         if self.norm:
             mean, var = (a.to(tau) for a in self.running)
             norm = {"weight": leaves["weight"], "bias": leaves["bias"], "mean": mean, "var": var}
-            norm = NormSpec(**norm, amplitude=AMPLITUDE, batch_stats=self.norm == "batch")
+            norm = NormSpec(**norm, amplitude=AMPLITUDE, batch_stats=self.norm == "batch", sync=self.sync)
         neuron = NeuronSpec(tau=tau, v_th=leaves.get("v_th", 0.5), **self.neuron, backend=backend)
         widths = Widths(leaves.get("kappa", self.kappa.to(tau)), None if self.gain is None else self.gain.to(tau))
         parts = {k: leaves[k] for k in ("residual", "state") if k in leaves}

@@ -6,10 +6,12 @@ import torch
 from mpd_agl.core import lif
 from mpd_agl.errors import InputError
 from mpd_agl.ops import (
+    BatchStats,
     CurrentMap,
     NeuronSpec,
     NormSpec,
     StepInput,
+    Sync,
     Widths,
     backends_here,
     current_map,
@@ -378,6 +380,38 @@ def test_create_graph_where_the_inputs_depend_on_each_other(backend):
 
     for a, b in zip(grads(torch.float32, by_step), grads(torch.float64, by_core), strict=True):
         assert difference(a, b) < TOLERANCE[torch.float32]
+
+
+class TwoAlike(Sync):
+    """Another process holds the same part of the batch."""
+
+    is_shared = True
+
+    def sum(self, x):
+        return 2 * x
+
+    def stats(self, mean_C, var_C, rows):
+        return BatchStats(mean_C, var_C, 2 * rows)
+
+
+@pytest.mark.parametrize(("backend", "dtype", "device"), [*FAST, TRITON])
+@pytest.mark.parametrize("S", [3, 1])
+def test_a_batch_that_processes_share(S, backend, dtype, device):
+    """Each process has the gradient of the sum of all losses: here, of the whole batch that holds its part twice."""
+    case = Case("uniform", 3, S, (7, 5))
+    want, got = case.in_dtype(torch.float64), case.in_dtype(dtype, device)
+    twice = {**want, "x": torch.cat([want["x"], want["x"]], 1)}
+    s = case.run_core(twice)[0]
+    expected = torch.autograd.grad((s * torch.cat([case.g, case.g], 1)).sum(), list(want.values()))
+    case.sync = TwoAlike()
+    out = case.run_step(got, backend)
+    assert torch.equal(out.spikes.cpu().double(), s[:, :7])
+    assert int(out.stats.rows) == 14 * S
+    found = torch.autograd.grad(case.loss(out.spikes, None), list(got.values()), retain_graph=True)
+    for name, a, b in zip(want, found, expected, strict=True):
+        assert difference(a, b / 2) < TOLERANCE[dtype], name
+    with pytest.raises(InputError, match="create_graph"):
+        torch.autograd.grad(out.spikes.sum(), got["x"], create_graph=True)
 
 
 @pytest.mark.parametrize("backend", ["auto", *HERE])

@@ -28,7 +28,7 @@ from mpd_agl.ops.step.spec import (
     compute_dtype,
     given,
 )
-from mpd_agl.ops.step.sync import BatchStats, Sync
+from mpd_agl.ops.step.sync import LOCAL, BatchStats, Sync
 
 
 def fused_step(norm: NormSpec | None, neuron: NeuronSpec, step: StepInput) -> StepOutput:
@@ -248,7 +248,8 @@ def _identity(C: int, device: torch.device) -> NormSpec:
     """The norm that hands its input on. Four tensors of their own: torch.compile takes no tensor twice."""
     one_C = torch.ones(C, dtype=torch.float32, device=device)
     zeros = torch.zeros_like(one_C), torch.zeros_like(one_C)
-    return NormSpec(weight=one_C, bias=zeros[0], mean=zeros[1], var=torch.ones_like(one_C), eps=0.0)
+    vectors = {"weight": one_C, "bias": zeros[0], "mean": zeros[1], "var": torch.ones_like(one_C)}
+    return NormSpec(**vectors, eps=0.0, sync=LOCAL)  # torch.compile takes no object as a field's default
 
 
 def _vectors(x: Tensor, C: int, dtype: torch.dtype, **vectors: Tensor) -> list[Tensor]:
