@@ -60,13 +60,18 @@ def test_theorem_2_without_reset_holds_at_t_2_and_misses_the_rest_of_the_leak_su
     """Below threshold (no reset) t = 2 is exact; at t = 4 the true variance is larger by tau^4 + tau^6."""
     gamma_C, beta_C = affine(0.0)
     i_T = drawn_input(gamma_C, beta_C, T=4, rows=20_000)
-    _, v_T = lif(i_T, tau, torch.ones(4, dtype=torch.float64), v_th=1e9)  # a threshold nobody reaches
+    _, v_T, _ = lif(i_T, tau, torch.ones(4, dtype=torch.float64), v_th=1e9)  # a threshold nobody reaches
     mean_T, std_T = potential_moments(*input_moments(gamma_C, beta_C, v_th=V_TH), tau, 4)
     for t in (0, 1):
         assert float(v_T[t].mean()) == pytest.approx(float(mean_T[t]), abs=4e-3)
         assert float(v_T[t].var()) == pytest.approx(float(std_T[t]) ** 2, rel=1e-2)
     full = sum(tau ** (2 * k) for k in range(4))
     assert float(v_T[3].var()) / float(std_T[3]) ** 2 == pytest.approx(full / (1 + tau**2), rel=1e-2)
+    moments = input_moments(gamma_C, beta_C, v_th=V_TH)
+    for mean, std in (moments, [a.expand(4) for a in moments]):  # one value, or one per step
+        mean_T, std_T = potential_moments(mean, std, tau, 4, leak="full")
+        assert v_T.mean((1, 2)).tolist() == pytest.approx(mean_T.tolist(), abs=4e-3)
+        assert v_T.var((1, 2)).tolist() == pytest.approx(std_T.square().tolist(), rel=1e-2)
 
 
 def test_theorem_2_forgets_the_reset_and_the_gap_is_measured():
@@ -74,7 +79,7 @@ def test_theorem_2_forgets_the_reset_and_the_gap_is_measured():
     gamma_C, beta_C = torch.ones(64, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
     tau = 0.5
     i_T = drawn_input(gamma_C, beta_C, T=2, rows=40_000)
-    _, v_T = lif(i_T, tau, torch.ones(2, dtype=torch.float64), v_th=V_TH)
+    _, v_T, _ = lif(i_T, tau, torch.ones(2, dtype=torch.float64), v_th=V_TH)
     mean_T, std_T = potential_moments(*input_moments(gamma_C, beta_C, v_th=V_TH), tau, 2)
     # V | V < sigma for a standard normal V: mean -phi(1)/Phi(1), kept part's moments E[V 1(V<1)] = -phi(1)
     phi, cdf = math.exp(-0.5) / math.sqrt(2 * math.pi), 0.5 * (1 + math.erf(1 / math.sqrt(2)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native
+from mpd_agl.ops import library
 
 if threads := os.environ.get("MPD_AGL_TEST_THREADS"):  # `make sanitize` looks for races, so it needs more than one
     torch.set_num_threads(int(threads))
@@ -21,13 +21,13 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=native.LEVELS)
+@pytest.fixture(params=library.LEVELS)
 def level(request):
     """Each SIMD level that this CPU has."""
-    before = native.level()
+    before = library.level()
     try:
-        native.use_level(request.param)
+        library.use_level(request.param)
     except InputError as error:
         pytest.skip(str(error))
     yield request.param
-    native.use_level(before)
+    library.use_level(before)

@@ -62,8 +62,20 @@ def normalised(norm: nn.Module | None, x_SNC: Tensor, num_steps: int | None) -> 
     if norm is None:
         return x_SNC
     if isinstance(norm, TORCH_NORMS):
-        return over_time(partial(call_once, norm), x_SNC)
+        return over_time(partial(_torch_norm, norm), x_SNC)
     return call_once(norm, x_SNC, num_steps)
+
+
+def _torch_norm(norm: nn.Module, x_NC: Tensor) -> Tensor:
+    """One of torch's own norms. Its CPU batch norm has wrong gradients for a batch of one whose gradient has another
+    memory order than the input, so both are made contiguous there.
+    """
+    if x_NC.shape[0] != 1 or torch.compiler.is_compiling():
+        return call_once(norm, x_NC)
+    y = call_once(norm, x_NC.contiguous())
+    if y.requires_grad:
+        y.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return y
 
 
 class SpikingBlock(nn.Module):

@@ -115,7 +115,8 @@ class TdBatchNorm(nn.Module):
             return i_SNC.to(x_SNC.dtype)
         if not self.training:
             if x_NC.shape[0] == 1:
-                scale_C, shift_C = (a.view(-1, *[1] * (x_NC.dim() - 2)) for a in self.affine_map())
+                affine = TdBatchNorm.affine_map(self)  # a subclass may multiply its own factors afterwards
+                scale_C, shift_C = (a.view(-1, *[1] * (x_NC.dim() - 2)) for a in affine)
                 return (x_SNC * scale_C + shift_C).to(x_SNC.dtype)
             i = F.batch_norm(x_NC, self.running_mean, self.running_var, weight_C, self.bias, False, 0.0, self.eps)
             return i.view(x_SNC.shape)

@@ -28,7 +28,7 @@ from mpd_agl.ops.step.spec import (
     compute_dtype,
     given,
 )
-from mpd_agl.ops.step.sync import BatchStats, Sync
+from mpd_agl.ops.step.sync import LOCAL, BatchStats, Sync
 
 
 def fused_step(norm: NormSpec | None, neuron: NeuronSpec, step: StepInput) -> StepOutput:
@@ -163,7 +163,9 @@ def _differentiable(ctx: Any, g_TMC: Tensor, g_state_MC: Tensor | None) -> tuple
     call: _Call = ctx.call
     if call.sync.is_shared:
         raise InputError("create_graph=True is not computed for a batch that several processes share. Use one process.")
-    x_SMC, weight_C, bias_C, mean_C, invstd_C, _, tau, v_th, kappa_T, gain_T, state_MC = ctx.saved_tensors
+    # Views: where one input is a function of another (a state, or a width, of tau), autograd must not follow that way.
+    saved = (given(a, lambda a: a.view_as(a)) for a in ctx.saved_tensors)
+    x_SMC, weight_C, bias_C, mean_C, invstd_C, _, tau, v_th, kappa_T, gain_T, state_MC = saved
     x = x_SMC.to(compute_dtype(x_SMC))
     if call.rows is not None:
         var_C, mean_C = torch.var_mean(x, dim=(0, 1), correction=0)
@@ -246,7 +248,8 @@ def _identity(C: int, device: torch.device) -> NormSpec:
     """The norm that hands its input on. Four tensors of their own: torch.compile takes no tensor twice."""
     one_C = torch.ones(C, dtype=torch.float32, device=device)
     zeros = torch.zeros_like(one_C), torch.zeros_like(one_C)
-    return NormSpec(weight=one_C, bias=zeros[0], mean=zeros[1], var=torch.ones_like(one_C), eps=0.0)
+    vectors = {"weight": one_C, "bias": zeros[0], "mean": zeros[1], "var": torch.ones_like(one_C)}
+    return NormSpec(**vectors, eps=0.0, sync=LOCAL)  # torch.compile takes no object as a field's default
 
 
 def _vectors(x: Tensor, C: int, dtype: torch.dtype, **vectors: Tensor) -> list[Tensor]:

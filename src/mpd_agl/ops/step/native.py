@@ -56,6 +56,17 @@ def _check(**tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
             )
 
 
+def _sizes(x_SMC: Tensor, num_steps: int | None = None) -> torch.Size:
+    """S, M and C of an input that the kernels can read."""
+    if x_SMC.dim() != 3 or not x_SMC.numel() or (num_steps is not None and x_SMC.shape[0] not in (1, num_steps)):
+        steps = "S" if num_steps is None else f"{num_steps} or 1"
+        raise InputError(
+            f"the native kernels take a filled input ({steps}, rows, channels), got {tuple(x_SMC.shape)}. "
+            "Use backend='eager'."
+        )
+    return x_SMC.shape
+
+
 def _neuron(
     x_SMC: Tensor,
     mean_C: Tensor,
@@ -66,17 +77,15 @@ def _neuron(
     num_steps: int,
     state_MC: Tensor | None,
     soft: bool,
+    any_form: bool = False,
 ) -> Neuron:
-    """The struct of a call, with everything that it points to checked."""
-    if x_SMC.dim() != 3 or x_SMC.shape[0] not in (1, num_steps) or not x_SMC.numel():
-        raise InputError(
-            f"the native kernels take a filled input ({num_steps} or 1, rows, channels) over {num_steps} steps, "
-            f"got {tuple(x_SMC.shape)}. Use backend='eager'."
-        )
-    S, M, C = x_SMC.shape
+    """The struct of a call, with everything that it points to checked; `any_form`: it needs the kernels of any form."""
+    S, M, C = _sizes(x_SMC, num_steps)
     constants = (C,) if tau.dim() else ()
-    if not constants and (soft or state_MC is not None):
-        raise InputError("the native kernels take tau and v_th per channel where a reset is soft or a state is given.")
+    if not constants and (soft or any_form or state_MC is not None):
+        raise InputError(
+            "the native kernels take tau and v_th per channel for a soft reset, a state or a probe, got one of each."
+        )
     _check(x=(x_SMC, (S, M, C)), mean=(mean_C, (C,)), scale=(scale_C, (C,)), bias=(bias_C, (C,)))
     _check(tau=(tau, constants), v_th=(v_th, constants), state=(state_MC, (M, C)))
     neuron = Neuron(S=S, T=num_steps, M=M, C=C, state=at(state_MC), soft_reset=soft)
@@ -91,8 +100,8 @@ def _neuron(
 @_operator(lambda x_SMC: (x_SMC.new_empty(x_SMC.shape[2]), x_SMC.new_empty(x_SMC.shape[2])))
 def moments(x_SMC: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
-    _check(x=(x_SMC, x_SMC.shape))
-    S, M, C = x_SMC.shape
+    S, M, C = _sizes(x_SMC)
+    _check(x=(x_SMC, (S, M, C)))
     mean_C, var_C = x_SMC.new_empty(C), x_SMC.new_empty(C)
     done(library().mpd_agl_moments(x_SMC.data_ptr(), S * M, C, mean_C.data_ptr(), var_C.data_ptr()))
     return mean_C, var_C
@@ -129,7 +138,7 @@ def _forward(
     soft: bool,
     want_state: bool,
 ) -> tuple[Tensor, Tensor]:
-    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, num_steps, state_MC, soft)
+    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, num_steps, state_MC, soft, any_form=want_state)
     _check(residual=(residual_TMC, (num_steps, *x_SMC.shape[1:])))
     s_TMC, state_out = _empty_forward(
         x_SMC, mean_C, scale_C, bias_C, tau, v_th, num_steps, residual_TMC, state_MC, soft, want_state
@@ -165,8 +174,9 @@ def _empty_backward(
     nothing = x_SMC.new_empty((0,))
     dkappa_T = torch.empty_like(kappa_T) if want_kappa else nothing
     dstate_MC = nothing.clone() if state_MC is None else torch.empty_like(state_MC)
+    dv_th = torch.empty_like(v_th) if v_th.dim() else nothing.clone()
     sums = torch.empty_like(mean_C), torch.empty_like(mean_C)
-    return torch.empty_like(x_SMC), *sums, torch.empty_like(tau), torch.empty_like(v_th), dkappa_T, dstate_MC
+    return torch.empty_like(x_SMC), *sums, torch.empty_like(tau), dv_th, dkappa_T, dstate_MC
 
 
 @_operator(_empty_backward)
@@ -187,8 +197,9 @@ def _backward(
     detach_reset: bool,
     want_kappa: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    T, rest = g_TMC.shape[0], x_SMC.shape[1:]
-    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft)
+    T, rest = kappa_T.numel(), x_SMC.shape[1:]
+    any_form = g_state_MC is not None
+    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft, any_form)
     _check(gradient=(g_TMC, (T, *rest)), state_gradient=(g_state_MC, rest), kappa=(kappa_T, (T,)), gain=(gain_T, (T,)))
     neuron.kappa, neuron.gain = kappa_T.data_ptr(), gain_T.data_ptr()
     neuron.surrogate, neuron.detach_reset = surrogate, detach_reset
@@ -227,7 +238,7 @@ def backward(*args: Any) -> eager.Gradients:
     has_state = tensors[9] is not None
     return (
         *(dv, sum_dv, sum_dv_x, dtau),
-        dv_th if dv_th.dim() else None,
+        dv_th if tensors[6].dim() else None,
         dkappa if want_kappa else None,
         dstate if has_state else None,
     )
@@ -235,7 +246,7 @@ def backward(*args: Any) -> eager.Gradients:
 
 @_operator(lambda x_SMC, dv_SMC, mean_C, scale_C, m1_C, m2_C: None, mutates=("dv_SMC",))
 def _normalise_grad(x_SMC: Tensor, dv_SMC: Tensor, mean_C: Tensor, scale_C: Tensor, m1_C: Tensor, m2_C: Tensor) -> None:
-    S, M, C = x_SMC.shape
+    S, M, C = _sizes(x_SMC)
     _check(x=(x_SMC, (S, M, C)), dv=(dv_SMC, (S, M, C)), mean=(mean_C, (C,)), scale=(scale_C, (C,)))
     _check(m1=(m1_C, (C,)), m2=(m2_C, (C,)))
     vectors = [a.data_ptr() for a in (mean_C, scale_C, m1_C, m2_C)]
@@ -262,8 +273,8 @@ def probe(
     soft: bool,
 ) -> Tensor:
     """See `eager.probe`."""
-    T = kappa_T.shape[0]
-    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft)
+    T = kappa_T.numel()
+    neuron = _neuron(x_SMC, mean_C, scale_C, bias_C, tau, v_th, T, state_MC, soft, any_form=True)
     _check(kappa=(kappa_T, (T,)))
     neuron.kappa = kappa_T.data_ptr()
     out_T6 = torch.empty(T, 6, dtype=torch.float64, device="cpu")
