@@ -24,6 +24,8 @@ LARGEST = 127
 class StepAffine(nn.Module):
     """`i_t = x_t scale_t + shift_t`: in evaluation, a norm whose scale differs from step to step."""
 
+    tied_to_steps = True
+    multiplies_per_step = True
     scale_TC: Tensor
     shift_TC: Tensor
 
