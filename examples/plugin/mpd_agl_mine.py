@@ -20,7 +20,7 @@ from torch import Tensor
 from mpd_agl.core import Surrogate, register_surrogate
 from mpd_agl.data import ArraySet, DataSet, LoadOptions, register_dataset
 from mpd_agl.models import Network, NetworkOptions, register_model
-from mpd_agl.nn import PLIF, Method, Potential, Readout, Width, register_method
+from mpd_agl.nn import PLIF, Method, Potential, Readout, Width, Widths, register_method
 from mpd_agl.options import ConfigTable
 
 
@@ -51,22 +51,22 @@ class MineOptions(ConfigTable):
 class DistanceWidth(Width):
     """kappa_t is `reach` times the root mean square distance of this batch's potentials from the threshold."""
 
-    needs_batch = True  # the layer measures the potentials before every training pass
+    needs = "batch"  # the layer measures the potentials before every training pass
 
     def __init__(self, reach: float = 2.0) -> None:
         super().__init__()
         self.reach = reach
 
     @torch.no_grad()
-    def forward(self, potential: Potential) -> Tensor:
+    def forward(self, potential: Potential) -> Widths:
         """kappa_T."""
-        v_th = potential.threshold
-        if potential.batch is None:  # outside of training, for example for a plot
+        sums = potential.sums()
+        if sums is None:  # outside of training, for example for a plot
             mean_T, std_T = potential.moments("exact")
-            return self.reach * ((mean_T - v_th).square() + std_T.square()).sqrt()
-        mean_T = potential.batch.sum_T / potential.batch.values
-        square_T = potential.batch.square_T / potential.batch.values
-        return self.reach * (square_T - 2 * v_th * mean_T + v_th**2).sqrt().float()
+            var_T = std_T.square()
+        else:
+            mean_T, var_T = sums.moments()
+        return Widths(self.reach * ((mean_T - potential.v_th).square() + var_T).sqrt().float())
 
 
 MINE = Method(

@@ -1,6 +1,10 @@
 """A method's option kappa reaches every layer of a network, from the configuration too."""
 
 import pytest
+"""The option kappa reaches every layer of a network."""
+
+import pytest
+from tests.nn.parts import widths
 from torch import nn
 
 from mpd_agl.models import create_model
@@ -25,7 +29,7 @@ def test_a_width_that_is_kept_or_learnt_starts_where_asked(method, kappa):
     net = build_network(config, in_channels=3, image_size=8, num_classes=2)
     found = [m for m in net.modules() if isinstance(m, SpikingBlock)]
     for block in (*blocks(method=method, kappa=kappa), *found):
-        assert block.kappa(3).tolist() == [kappa] * 3
+        assert widths(block, 3).kappa_T.tolist() == [kappa] * 3
 
 
 @pytest.mark.parametrize("method", ["mpd-agl", "lsg", "slope-schedule"])
@@ -41,4 +45,4 @@ def test_the_width_follows_gamma(block):
     for layer in blocks(block=block):
         for norm in (layer.norm, *(c.norm for c in layer.currents)):
             nn.init.constant_(norm.weight, 3.0)
-        assert float(layer.kappa(1)) == pytest.approx(2 * 0.5 * 3.0 if not layer.currents else 3.0, rel=1e-6)
+        assert float(widths(layer, 1).kappa_T) == pytest.approx(3.0, rel=1e-6)

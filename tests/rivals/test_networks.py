@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
+from tests.nn.parts import widths
 
-from mpd_agl.diagnosis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.models.onestep import OneStep
-from mpd_agl.nn import NORMS, TCJA, TdBatchNorm, fold
 from tests.refused import refused
+from mpd_agl.models.plan import InferencePlan, plan_unavailable
+from mpd_agl.nn import TdBatchNorm, fold
+from mpd_agl.rivals.attention import TCJA
 
 
 def small(name, **options):
@@ -31,7 +33,7 @@ def trained(net, x):
     return net.eval()
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["bn", "tebn", "tab", "mpbn"])
 @pytest.mark.parametrize("name", ["ms-resnet18", "sew-resnet18", "statten", "cnn8"])
 def test_every_norm_trains_every_network_and_folds(name, norm):
     net, x = small(name, norm=norm), torch.randn(6, 3, 8, 8)
@@ -50,17 +52,10 @@ def test_currents_add_up_along_a_membrane_shortcut():
         net.stem.norm.weight.fill_(0.6)
         net.stage1.block1.conv2.norm.weight.fill_(0.8)
     root = math.sqrt(1 + 0.2**2)
-    assert net.stage1.block1.spike.kappa(2).tolist() == pytest.approx([1.2, 1.2 * root], rel=1e-5)
-    assert net.stage1.block2.spike.kappa(2).tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)  # sqrt(.36 + .64)
+    assert widths(net.stage1.block1.spike, 2).kappa_T.tolist() == pytest.approx([1.2, 1.2 * root], rel=1e-5)
+    assert widths(net.stage1.block2.spike, 2).kappa_T.tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)  # sqrt(.36 + .64)
     # A change of shape starts a new sum: the shortcut's norm, and the block's own, whose gamma starts at 0.
-    assert net.stage2.block2.spike.kappa(2).tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)
-    x = torch.randn(16, 3, 8, 8)
-    monitor = Monitor(net, every=1)
-    net(x).sum().backward()
-    seen = monitor.step().layers["stage1.block2.spike"]
-    assert seen.predicted_var_T[0] == pytest.approx(1.0, rel=1e-5)
-    assert seen.var_T[0] == pytest.approx(1.0, rel=0.15)  # measured: the two currents are nearly independent
-    assert seen.rate_in is None
+    assert widths(net.stage2.block2.spike, 2).kappa_T.tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)
 
 
 def test_ms_resnet_by_its_equations():
@@ -98,7 +93,7 @@ def test_measured_widths_where_no_parameter_tells():
         assert (block.neuron.measured is None) == predicted, name
     assert net.get_submodule("blocks.0.attended").neuron.v_th == net.get_submodule("blocks.0.spike").neuron.v_th / 2
     _, std_T = net.spike4.neuron.measured.moments(num_steps=2)
-    assert net.spike4.kappa(2).tolist() == pytest.approx((2 * std_T).tolist(), rel=1e-5)
+    assert widths(net.spike4, 2).kappa_T.tolist() == pytest.approx((2 * std_T).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("name", "behind"), [("resnet18", 2), ("ms-resnet18", 2), ("cnn8", 2), ("vggsnn", 2)])
@@ -122,51 +117,6 @@ def test_tcja_stands_behind_the_last_two_stages(name, behind):
     net.num_steps = 3
     with pytest.raises(InputError, match="TCJA was built for 2 timesteps"):
         net(x)
-
-
-def test_energy_tells_gates_scales_and_products():
-    x = torch.randn(8, 3, 8, 8)
-    plain, gated = (
-        trained(small("cnn8", attention=a, image_size=16), torch.randn(8, 3, 16, 16)) for a in ("none", "tcja")
-    )
-    x16 = torch.randn(8, 3, 16, 16)
-    kinds = {o.name: o.kind for o in count_operations(gated)}
-    assert kinds["gate10"] == "gate"
-    report = energy(gated, measure_activity(gated, x16))
-    rows = {r.name: r for r in report.rows}
-    assert rows["gate10"].multiplies == 2 * count_operations(gated)[[*kinds].index("gate10")].macs
-    assert measure_activity(gated, x16)["conv7"].values == "fraction"  # spikes times gates, averaged
-    assert {r.name for r in energy(plain, measure_activity(plain, x16)).rows} == set(kinds) - {"gate8", "gate10"}
-
-    scaled = trained(small("cnn8", norm="tebn"), x)
-    rows = {r.name: r for r in energy(scaled, measure_activity(scaled, x)).rows}
-    assert rows["conv2"].strict_multiplies == 2 * 4 * 8 * 8  # T neurons, over additions of spikes
-    assert rows["conv2"].strict_additions == rows["conv2"].additions
-
-    ms = trained(small("ms-resnet18"), x)
-    rows = {r.name: r for r in energy(ms, measure_activity(ms, x)).rows}
-    assert rows["stage2.block1.shortcut"].values_in == "fraction"  # currents, not spikes
-    assert rows["stage2.block1.shortcut"].strict_multiplies > 0
-    assert rows["stage1.block1.conv1"].values_in == "binary"
-
-    attends = trained(small("statten", image_size=16), torch.randn(8, 3, 16, 16))
-    activity = measure_activity(attends, x16)
-    row = {r.name: r for r in energy(attends, activity).rows}["blocks.0.attention"]
-    assert (row.values_in, row.macs) == ("binary", 2 * 32 * 4 * 4 * (32 // 8))
-    assert row.strict_additions == pytest.approx(activity["blocks.0.attention"].rate * 2 * row.macs)
-    assert row.strict_multiplies == 0
-
-
-def test_statten_counts_by_hand():
-    layers = {o.name: o.macs for o in count_operations(create_model("statten", num_steps=4, depth=3))}
-    size = 8 * 8
-    want = {
-        "conv1": 3 * 64 * 9 * 1024, "conv2": 64 * 128 * 9 * 1024, "conv3": 128 * 256 * 9 * 1024,
-        "conv4": 256 * 512 * 9 * 256, "position": 512 * 512 * 9 * size, "blocks.2.q": 512 * 512 * size,
-        "blocks.2.attention": 2 * size * 512 * 64, "blocks.2.fc1": 512 * 2048 * size, "readout": 512 * 10,
-    }  # fmt: skip
-    assert {n: layers[n] for n in want} == want
-    assert sum(n.endswith("attention") for n in layers) == 3
 
 
 @pytest.mark.parametrize("in_channels", [3, 2])
@@ -224,11 +174,42 @@ def test_nir_adds_currents_by_edges():
     into = [a for a, b in graph.edges if b == "stage1_block2_spike_lif"]
     assert sorted(into) == ["stage1_block1_conv2", "stem"]
     assert isinstance(graph.nodes["stage1_block2_spike_lif"], nir.LIF)
-    for options in ({"norm": "tebn"}, {"attention": "tcja"}):
-        with pytest.raises(InputError, match="NIR's nodes know no timesteps"):
+    for options, words in (
+        ({"norm": "tebn"}, "NIR's nodes know no timesteps"),
+        ({"attention": "tcja"}, "NIR has no node for TCJA"),
+    ):
+        with pytest.raises(InputError, match=words):
             nir_graph(small("cnn8", image_size=16, **options).eval())
-    with pytest.raises(InputError, match="NIR export knows"):
+    with pytest.raises(InputError, match="does not describe its layers"):
         nir_graph(small("statten").eval())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"norm": "tebn"}, "has StepAffine"),
+        ({"norm": "mpbn"}, ""),
+        ({"method": "mp-init-trsg"}, "got MPInitTrSG, which has its own"),
+        ({"method": "mpr"}, "got MPRNeuron, which has its own"),
+        ({"attention": "tcja", "image_size": 16}, "does not know TCJA"),
+        ({"name": "ms-resnet34"}, "membrane shortcuts"),
+        ({"name": "statten"}, "does not describe its layers"),
+        ({"method": "asgl"}, ""),
+        ({"method": "deeptage"}, ""),
+    ],
+)
+def test_a_plan_gives_the_networks_logits_or_says_why_not(options, why):
+    net = small(**({"name": "cnn8", "width_mult": 0.25} | options))
+    size = net.options.image_size
+    x = torch.randn(6, 3, size, size)
+    trained(net, x)
+    found = plan_unavailable(net)
+    assert why in found
+    assert bool(found) == bool(why)
+    if not why:
+        with torch.no_grad():
+            differ = (InferencePlan(net)(x) - net(x)).abs().amax((0, 2)) > 1e-5
+        assert int(differ.sum()) <= 1
 
 
 def test_refused_combinations():
@@ -238,7 +219,7 @@ def test_refused_combinations():
         "an ANN has none": {"name": "cnn8", "attention": "tcja", "ann": True},
         "statten has its own attention": {"name": "statten", "attention": "tcja"},
         "needs a multiple of them, got num_steps=2": {"name": "statten", "attention_steps": 3},
-        "statten has neurons that fire at half of v_th": {"name": "statten", "method": "mpr"},
+        "around the threshold 0.5, got v_th=0.25": {"name": "statten", "method": "mpr"},
         "knows the neurons LIF and PLIF": {"name": "ms-resnet18", "norm": "mpbn", "method": "ds-atgo"},
     }.items():
         with pytest.raises(InputError, match=text):

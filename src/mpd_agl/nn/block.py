@@ -220,8 +220,9 @@ class SpikingBlock(nn.Module):
             for current, s_TNC in zip(self.currents, current_inputs, strict=True):
                 x_SNC = x_SNC + current(s_TNC)
         step = StepInput(x_SNC, T, None, residual, given(carried, lambda c: c.state), want_state=carried is not None)
-        # Without gradients no width is computed, unless the neuron may read it for its outputs in training.
-        if self.neuron.wants_widths if neuron is not None else torch.is_grad_enabled() or self.training:
+        # Training without gradients is the first pass of a reentrant checkpoint: moments are measured there, and a
+        # neuron with equations of its own may read widths for its outputs.
+        if self.training or torch.is_grad_enabled():
             step = step._replace(widths=self.widths(step, norm))
         if neuron is None:  # called, so that its hooks fire
             spikes: Tensor = self.neuron(x_SNC, step.widths, num_steps=T, residual=residual, carried=carried)

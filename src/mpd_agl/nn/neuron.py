@@ -175,13 +175,6 @@ class Neuron(nn.Module):
         """The norm that the neuron applies to its potential itself; None: the norms before it say what is known."""
         return None
 
-    @property
-    def wants_widths(self) -> bool:
-        """Whether a call needs widths: for gradients, and in training for the moments that its rule keeps, as a batch
-        norm keeps its statistics. The first pass of a reentrant checkpoint has no gradients.
-        """
-        return torch.is_grad_enabled() or (self.training and self.measured is not None)
-
     def check_threshold(self, *, wait: bool = False) -> None:
         """Refuse a learnt threshold that is no longer positive: at every call on a CPU, elsewhere where a caller waits
         for the device anyway (`wait`).
@@ -260,8 +253,11 @@ class Neuron(nn.Module):
         return measured.moments(num_steps)
 
     def own_widths(self, step: StepInput) -> Widths:
-        """By the neuron's own rule; 1 without a rule, and where no width is wanted."""
-        if self.width is None or not self.wants_widths:
+        """By the neuron's own rule; 1 without a rule, and where no width is wanted: in evaluation without gradients.
+
+        Training without gradients is the first pass of a reentrant checkpoint; moments are measured there.
+        """
+        if self.width is None or not (self.training or torch.is_grad_enabled()):
             return Widths(torch.ones(step.num_steps, device=step.x.device))
         found: Widths = self.width(self.potential(step))
         return found

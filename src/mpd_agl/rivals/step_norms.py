@@ -115,7 +115,7 @@ class TAB(TdBatchNorm):
         if self.training:
             mean_SC, var_SC, rows = self._moments(x_SNC)
             mean_TC, var_TC = prefix_moments(mean_SC.expand(T, -1), var_SC.expand(T, -1))
-            count_T1 = rows * torch.arange(1, T + 1, device=x_SNC.device)[:, None]
+            count_T1 = rows * torch.arange(1, T + 1, device=var_TC.device, dtype=var_TC.dtype)[:, None]
             self.track(BatchStats(mean_TC.detach(), var_TC.detach(), count_T1))
         square_T1 = self.scale.square()[:, None]
         scale_TC = square_T1 * self.weight * torch.rsqrt(var_TC + self.eps)

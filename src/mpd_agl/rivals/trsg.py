@@ -31,7 +31,7 @@ class MPInit(Neuron):
         """From m, where no state is passed in."""
         if step.state is not None:
             return super().run(step)
-        if in_backward():
+        if self.training and in_backward():
             raise InputError(
                 "a start by MP-Init moves with every training pass, so a second pass would start elsewhere. "
                 "Use it without recompute and without torch.utils.checkpoint."
