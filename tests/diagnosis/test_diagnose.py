@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpd_agl.adaptation import adapt, register_neuron
 from mpd_agl.core import spike
 from mpd_agl.diagnosis import diagnose
-from mpd_agl.diagnosis.checks import FAR, FORGETS, CHECKS, SILENT
+from mpd_agl.diagnosis.checks import CHECKS, FAR, FORGETS, SILENT
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF
@@ -116,9 +116,7 @@ def test_saturated_and_its_cure():
     assert "norm" in saturated.fix  # a scale would not move the mean
 
 
-@pytest.mark.parametrize(
-    ("width", "illness"), [(1e-3, "window too narrow"), (100.0, "window too wide")]
-)
+@pytest.mark.parametrize(("width", "illness"), [(1e-3, "window too narrow"), (100.0, "window too wide")])
 def test_windows(width, illness):
     from mpd_agl.nn import FixedWidth
 

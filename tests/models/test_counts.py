@@ -1,9 +1,8 @@
 """Operations of each network, counted by hand."""
 
-from tests.models.test_models import NAMES, small
-
 from mpd_agl.diagnosis import count_operations
 from mpd_agl.models import create_model
+from tests.models.test_models import NAMES, small
 
 
 def test_resnet19_counts():

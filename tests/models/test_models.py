@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.nn.parts import widths
 
 from mpd_agl.errors import InputError
-from mpd_agl.models import create_model, list_models, load_weights, pretrained_card, save_weights
-from mpd_agl.nn import METHODS, SpikingBlock, fold, set_chain
+from mpd_agl.models import create_model, load_weights, pretrained_card, save_weights
+from mpd_agl.nn import SpikingBlock, fold, set_chain
+from tests.nn.parts import widths
 from tests.refused import refused
 
 

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.models.test_models import NAMES
 from torch import nn
 
 from mpd_agl.errors import InputError
@@ -14,6 +13,7 @@ from mpd_agl.models import create_model
 from mpd_agl.models.plan import InferencePlan, plan_unavailable
 from mpd_agl.nn import LIF, SpikingBlock, TdBatchNorm, fold
 from mpd_agl.ops import backends_here, library
+from tests.models.test_models import NAMES
 
 pytestmark = pytest.mark.skipif(bool(backends_here()["native"]), reason=backends_here()["native"])
 

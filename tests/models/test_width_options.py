@@ -1,16 +1,16 @@
 """A method's option kappa reaches every layer of a network, from the configuration too."""
 
 import pytest
+
 """The option kappa reaches every layer of a network."""
 
-import pytest
-from tests.nn.parts import widths
 from torch import nn
 
 from mpd_agl.models import create_model
 from mpd_agl.nn import SpikingBlock
 from mpd_agl.train.build import build_network
 from mpd_agl.train.resolve import resolve
+from tests.nn.parts import widths
 from tests.refused import refused
 
 SMALL = {"width_mult": 0.0625}
