@@ -1,9 +1,6 @@
 """A method's option kappa reaches every layer of a network, from the configuration too."""
 
 import pytest
-
-"""The option kappa reaches every layer of a network."""
-
 from torch import nn
 
 from mpd_agl.models import create_model

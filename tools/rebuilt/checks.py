@@ -15,7 +15,7 @@ from tools.rebuilt.planted import mutants
 from tools.rebuilt.trees import RANKED, ROOT, SRC, copy_tree, environment, measure, pytest, run, wheel
 
 PACKAGE = SRC / "mpd_agl"
-OLD_FOLDERS = ("kernels", "analysis", "interop", "adapt", "runs", "paper", "bench", "sweeps")
+OLD_FOLDERS = ("kernels", "analysis", "interop", "adapt", "runs", "paper", "bench")
 BANNED = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -26,8 +26,9 @@ BANNED = {
     }.items()
 }
 RIVAL_FREE = ("core", "ops", "nn", "models", "train")
-NN_LOADS = {"core", "ops", "nn", "errors", "plugins"}
-"""`plugins` too: registries read entry points, and it imports nothing but `errors`."""
+NN_LOADS = {"core", "ops", "nn", "errors", "plugins", "options"}
+"""`plugins` and `options` too: registries read entry points, and a method names the table of its own options. Both
+import nothing but `errors`."""
 RUNS, MARGIN = 7, 1.1
 
 
