@@ -1,4 +1,4 @@
-"""`mpd-agl diagnose module:factory`: what ails your own spiking network, and the line that cures it."""
+"""`mpd-agl diagnose module:factory`: training problems of your own spiking network, and their fixes."""
 
 import argparse
 import json
@@ -20,10 +20,10 @@ from mpd_agl.train.own_network import call_factory
 EXAMPLES = """examples:
   mpd-agl diagnose mynet:build                                   on digits (28 x 28, one channel)
   mpd-agl diagnose mynet:build --data.name cifar10 --samples 32  on a data set of `mpd-agl data list`
-  mpd-agl diagnose mynet:build --batch batch.npz --plot ill.png  on your own arrays x (and labels y)
+  mpd-agl diagnose mynet:build --batch batch.npz --plot network.png  on your own arrays x (and labels y)
 
 This command imports your module and calls your factory: it runs your own code, with all that the code may do.
-The exit code is 0 for a healthy network, 1 where an illness was found, 2 for bad input.
+The exit code is 0 for a healthy network, 1 where a problem was found, 2 for bad input.
 """
 
 
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl diagnose",
-        description="Look for the usual illnesses of a spiking network of yours, on one batch. Runs your own code.",
+        description="Look for the usual problems of your own spiking network, on one batch. Runs your own code.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
             raise InputError(f"{option} must be at least 1, got {value}.")
 
     if a.batch is not None and (a.num_steps is not None or a.resize is not None):
-        raise InputError("--batch is taken as it is, got --num-steps or --resize beside it. Leave them out.")
+        raise InputError("--batch is taken as it is, got --num-steps or --resize as well. Leave them out.")
     torch.manual_seed(a.seed)
     net = call_factory(a.factory, {}).net
     x, y = _from_file(a.batch) if a.batch is not None else _from_data(a)

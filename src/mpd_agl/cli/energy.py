@@ -1,4 +1,4 @@
-"""`mpd-agl energy MODEL`: operations and energy per layer and in total, with the ANN beside them."""
+"""`mpd-agl energy MODEL`: operations and energy per layer and in total, and those of the ANN."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = Parser(
         prog="mpd-agl energy",
-        description="Operations and energy of one inference, per layer and in total, beside those of an ANN.",
+        description="Operations and energy of one inference, per layer and in total, next to those of an ANN.",
     )
     p.add_argument("model", metavar="MODEL", help="a network's name, e.g. resnet19")
     p.add_argument("--num-steps", type=int, metavar="T", help="timesteps (default: the network's own)")

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
     p.add_argument(
-        "--fast", action="store_true", help="the quickest path here; checked against the plain path on a batch"
+        "--fast", action="store_true", help="the fastest path here; checked against the plain path on a batch"
     )
     p.add_argument(
         "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` has them"
@@ -289,7 +289,7 @@ def check_options(a: argparse.Namespace) -> None:
         )
     if not a.attack and (a.eps, a.attack_steps) != (None, None):
         raise InputError(
-            "--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.", "attack-options"
+            "--eps and --attack-steps belong to an attack, got none. Give --attack pgd too.", "attack-options"
         )
     if a.attack == "fgsm" and a.attack_steps is not None:
         raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.", "attack-options")

@@ -58,7 +58,7 @@ class ModelOptions(ConfigTable):
     backend: Literal["auto", "native", "triton", "compiled", "eager"] = "auto"
     """Implementation of the fused step; auto is native on a CPU, triton on a GPU, and what works where they do not."""
     conv_impl: Literal["auto", "dense", "event"] = "auto"
-    """Convolutions behind the first layer: auto (each pass in its quickest way here), dense, or event (skips zeros)."""
+    """Convolutions behind the first layer: auto (each pass in its fastest way here), dense, or event (skips zeros)."""
     ann: bool = False
     """The same architecture as an ANN: batch norm and ReLU."""
     recompute: bool = False
