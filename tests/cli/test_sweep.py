@@ -148,8 +148,8 @@ def test_the_file_is_read_as_written(tmp_path: Path) -> None:
     assert s.base.seed == 7
     assert s.base.model.num_steps == 2  # the preset's
     assert s.base.data.holdout == 40
-    assert s.space["data.augment"] == Choices(("crop=2,flip", ""))
-    assert s.space["seed"] == Range(0, 4, False, 2, True)
+    assert s.space["data.augment"] == Choices(choices=("crop=2,flip", ""))
+    assert s.space["seed"] == Range(low=0, high=4, step=2, int=True)
     assert s.trials == len(s.grid()) == 2 * 3 * 2 * 4
     momenta = sorted({point["optim.momentum"] for point in s.grid()})
     assert momenta == pytest.approx([0.0, 0.3, 0.6, 0.9])

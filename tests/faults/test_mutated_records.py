@@ -209,7 +209,7 @@ class Restorer:
 
         run = build_run(tiny({"train": {"epochs": 1}}))
         self.folder = RunFolder.open(path)
-        self.trainer = Trainer(run, self.folder, Silent(), [Watch(run.net, run.config.monitor, steps=4)])
+        self.trainer = Trainer(run, self.folder, Silent(), [Watch(run.net, run.config.monitor.every, steps=4)])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from mpd_agl.train.attacks import Pixels
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.losses import cross_entropy
 from mpd_agl.train.optim import build_optimizer
+from mpd_agl.train.resolve import resolve
 from mpd_agl.train.step import Stepper
 from tests.refused import refused
 from tests.train.chain import X, Y, ce, chain
@@ -104,6 +105,13 @@ def test_a_schedule_and_an_objective_are_told_the_progress():
     assert objective.progress == 0.25
     assert {float(m.progress) for m in net.modules() if isinstance(m, ScheduledWidth)} == {0.25}
     assert all(not torch.equal(a, b) for a, b in zip(before, objective.parameters(), strict=True))
+
+
+def test_a_random_part_is_no_larger_than_the_whole():
+    with refused("bad-config", "robust_eps", "0.5"):
+        resolve({"loss": {"name": "robust", "robust_step": 0.5}})
+    with refused("bad-config", "loss.robust_eps", "robust"):
+        resolve({"loss": {"robust_eps": 0.5}})
 
 
 SMALL = [

@@ -97,7 +97,6 @@ def test_all_mistakes_in_one_message() -> None:
         ({"model": {"name": "plain", "depth": 1}}, ("model.depth", "got 1")),
         ({"model": {"kappa": 2}}, ("model.kappa", "psg", "stbp-tdbn", "'mpd-agl'")),
         ({"loss": {"tet_lambda": 0.1}}, ("loss.tet_lambda", "tet", "'ce'")),
-        ({"loss": {"name": "robust", "robust_step": 0.5}}, ("robust_eps", "0.5")),
         ({"data": {"frame_size": 20}}, ("data.frame_size", "cifar10dvs", "'cifar10'")),
         ({"data": {"name": "folder", "split_rule": "half"}}, ("data.split_rule", "'half'")),
     ],

@@ -50,8 +50,8 @@ def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
     trackers.close()
     assert broken.seen == 3
     assert notes == [
-        "unmade is dropped, the run goes on: ModuleNotFoundError: No module named 'wandb'",
-        "broken is dropped, the run goes on: ConnectionError: no network",
+        "unmade is dropped, the run continues: ModuleNotFoundError: No module named 'wandb'",
+        "broken is dropped, the run continues: ConnectionError: no network",
     ]
 
 

@@ -23,8 +23,8 @@ COMMANDS = {
     "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
     "completion": "print a completion script for bash or zsh",
-    "diagnose": "what ails a spiking network of yours, by layer, with the line that cures it",
-    "energy": "count operations and energy per layer, the ANN beside it",
+    "diagnose": "find training problems of your own spiking network, by layer, and suggest fixes",
+    "energy": "count operations and energy per layer, and those of the ANN",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",
     "export": "write a run's network as ONNX or NIR",
     "data": "list, fetch, verify and show data sets",
@@ -56,7 +56,7 @@ Begin here
   mpd-agl predict --pretrained cifar10 photo.jpg    a network that is trained already
 
 Your own network
-  mpd-agl diagnose module:factory         why it does not learn, and the line that cures it
+  mpd-agl diagnose module:factory         why it does not learn, and what fixes it
   mpd_agl.adapt(net, images)              in Python: fits scale and width of a SpikingJelly, snnTorch or Norse net
 
 The paper, in a clone of the repository
@@ -72,7 +72,7 @@ INTERRUPTED = {
     "launch": "The last checkpoint stands: the same command with --resume RUN continues.",
     "sweep": "Finished trials are kept: the same command continues.",
 }
-"""How to go on after Ctrl-C, by command; for the others nothing is kept."""
+"""How to continue after Ctrl-C, by command; for the others nothing is kept."""
 
 
 def main(argv: list[str] | None = None) -> int:

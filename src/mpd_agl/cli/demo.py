@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
         options = [*method, *(stressed if method else []), *(few if a.quick else [])]
         fixed = ["--preset", "demo", "--name", name, "--runs-dir", str(a.runs_dir), "--overwrite"]
         if code := train.run([*fixed, *options]):
-            print("The demo starts anew by the same command.")
+            print("The same command starts the demo again.")
             return code
     picture, page, words = show(a.runs_dir)
     print(f"\n{words}\n")

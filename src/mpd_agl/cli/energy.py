@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from typing import Any
 
 import torch
@@ -11,12 +10,12 @@ from rich.table import Table
 from torch import Tensor
 
 from mpd_agl.cli.arguments import Parser
+from mpd_agl.cli.trained import load_trained
 from mpd_agl.diagnosis import EnergyReport, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model, load_weights
 from mpd_agl.nn import TdBatchNorm
 from mpd_agl.train import build
-from mpd_agl.train.load_run import load_run
 from mpd_agl.train.runfolder import find_run
 
 
@@ -76,7 +75,7 @@ def run(argv: list[str]) -> int:
 
 def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
     """The network, weights and test data of a run."""
-    trained = load_run(a.checkpoint, "last", lambda text: print(f"mpd-agl: {text}", file=sys.stderr))
+    trained = load_trained(a.checkpoint)
     net = trained.network
     if net.name != a.model:
         raise InputError(

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from mpd_agl import records
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
+from mpd_agl.cli.trained import load_trained
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import fold
@@ -25,7 +25,7 @@ from mpd_agl.train.attacks import Pixels, build_attack
 from mpd_agl.train.build import backend_that_runs
 from mpd_agl.train.early_exit import Early, compare_predictions, early_answers, fast_network, int8_network
 from mpd_agl.train.evaluate import Evaluation, evaluate
-from mpd_agl.train.load_run import Trained, evaluation_device, load_pretrained, load_run
+from mpd_agl.train.load_run import Trained, evaluation_device
 from mpd_agl.train.rng import seed_all
 from mpd_agl.train.runfolder import check_run, find_run
 
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weights", default="last", help="last: the result (default); best: best epoch on the test set")
     p.add_argument("--fold", action="store_true", help="fold tdBN into the synapses first")
     p.add_argument(
-        "--fast", action="store_true", help="the quickest path here; checked against the plain path on a batch"
+        "--fast", action="store_true", help="the fastest path here; checked against the plain path on a batch"
     )
     p.add_argument(
         "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` has them"
@@ -103,16 +103,9 @@ def run(argv: list[str]) -> int:
         check_run(a.run)
 
     reuse_pages()
-    if a.pretrained:
-        trained = load_pretrained(a.pretrained, conv_impl=a.conv_impl or "")
-    else:
-        trained = load_run(
-            a.run,
-            a.weights,
-            lambda text: print(f"mpd-agl: {text}", file=sys.stderr),
-            conv_impl=a.conv_impl or "",
-            factory=a.factory,
-        )
+    trained = load_trained(
+        a.run, pretrained=a.pretrained, weights=a.weights, factory=a.factory, conv_impl=a.conv_impl or ""
+    )
     tested = _test(a, trained, counts or [trained.num_steps], thresholds)
     if a.plot:
         _plot(a, trained, tested)
@@ -277,10 +270,6 @@ def check_options(a: argparse.Namespace) -> None:
     if bool(a.run) == bool(a.pretrained):
         got = "both" if a.run else "neither"
         raise InputError(f"evaluate takes a run folder or --pretrained NAME, got {got}. Give one of them.")
-    if a.pretrained and (a.weights != "last" or a.factory):
-        raise InputError(
-            "--weights and --factory are for runs, and --pretrained names a trained network. Leave them out."
-        )
     others = [f"--{n.replace('_', '-')}" for n in ("fold", "fast", "int8", "exit_threshold") if getattr(a, n)]
     if a.attack and others:
         raise InputError(
@@ -289,7 +278,7 @@ def check_options(a: argparse.Namespace) -> None:
         )
     if not a.attack and (a.eps, a.attack_steps) != (None, None):
         raise InputError(
-            "--eps and --attack-steps tell how strong an attack is, got none. Give --attack pgd too.", "attack-options"
+            "--eps and --attack-steps belong to an attack, got none. Give --attack pgd too.", "attack-options"
         )
     if a.attack == "fgsm" and a.attack_steps is not None:
         raise InputError(f"fgsm is one step, got --attack-steps {a.attack_steps}. Use --attack pgd.", "attack-options")

@@ -1,17 +1,16 @@
 """`mpd-agl export RUN --format onnx|nir -o FILE`: a trained network for other programs."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
 
 from mpd_agl.cli.arguments import FACTORY_HELP, Parser
+from mpd_agl.cli.trained import load_trained
 from mpd_agl.errors import InputError
 from mpd_agl.export.nir import export_nir
 from mpd_agl.export.onnx import export_onnx
 from mpd_agl.models import Network
-from mpd_agl.train.load_run import load_run
 from mpd_agl.train.runfolder import check_run, find_run
 
 
@@ -44,7 +43,7 @@ def run(argv: list[str]) -> int:
         raise InputError("--int8 goes with --format onnx; NIR files hold the weights as they are.")
     check_run(a.run)
 
-    trained = load_run(a.run, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory)
+    trained = load_trained(a.run, weights=a.weights, factory=a.factory)
     shape = trained.record.data["shape"]
     T, frames = a.num_steps or trained.num_steps, len(shape) == 4
     trained.set_steps(T)

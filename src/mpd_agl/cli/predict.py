@@ -12,11 +12,11 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mpd_agl.cli.arguments import FACTORY_HELP, PRETRAINED_HELP, Parser
+from mpd_agl.cli.trained import load_trained
 from mpd_agl.data.augment import normalise
 from mpd_agl.errors import InputError
 from mpd_agl.models import pretrained_card
 from mpd_agl.train.early_exit import int8_network
-from mpd_agl.train.load_run import load_pretrained, load_run
 from mpd_agl.train.losses import mean_output
 from mpd_agl.train.runfolder import find_run
 
@@ -62,20 +62,11 @@ def run(argv: list[str]) -> int:
             f"predict takes a run folder and images, got only {a.paths[0]}. "
             "Write `mpd-agl predict RUN IMAGE`, or `mpd-agl predict --pretrained cifar10 IMAGE`."
         )
-    if a.pretrained and (a.weights != "last" or a.factory):
-        raise InputError(
-            "--weights and --factory are for runs, and --pretrained names a trained network. Leave them out."
-        )
     images = a.paths if a.pretrained else a.paths[1:]
 
-    if a.pretrained:
-        trained, source = load_pretrained(a.pretrained), f"network {a.pretrained}"
-    else:
-        folder = find_run(a.paths[0])
-        source = f"run {folder}"
-        trained = load_run(
-            folder, a.weights, lambda text: print(f"mpd-agl: {text}", file=sys.stderr), factory=a.factory
-        )
+    folder = None if a.pretrained else find_run(a.paths[0])
+    source = f"run {folder}" if folder else f"network {a.pretrained}"
+    trained = load_trained(folder, pretrained=a.pretrained, weights=a.weights, factory=a.factory)
     facts = trained.record.data
     if "sample_shape" in facts["train"]:
         raise InputError(

@@ -101,7 +101,7 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
         left = sweep.trials - sum(row["state"] != "running" for row in studies.rows(study, sweep))
         say(f"{sweep.trials} trials by {sweep.score}, {there} begun before; {folder}")
 
-        def told(row: dict[str, Any]) -> None:
+        def report(row: dict[str, Any]) -> None:
             nonlocal ended_now
             ended_now += 1
             best = studies.best(studies.rows(study, sweep), sweep)
@@ -112,13 +112,13 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
 
         try:
             if jobs is None:
-                run_here(sweep, folder, study, build_display("quiet" if a.quiet or a.json else "auto"), told)
+                run_here(sweep, folder, study, build_display("quiet" if a.quiet or a.json else "auto"), report)
             else:
                 signal.signal(signal.SIGTERM, signal.default_int_handler)
-                run_jobs(sweep, folder, study, jobs, told)
+                run_jobs(sweep, folder, study, jobs, report)
         except (Stopped, KeyboardInterrupt):
             ended = jobs is None or jobs.interrupt()
-            what = "stopped and saved" if ended else "stopped; its jobs go on"
+            what = "stopped and saved" if ended else "stopped; its jobs continue"
             say(f"{what}. Continue with the same command.")
             return EXIT_SAVED
         except InputError:

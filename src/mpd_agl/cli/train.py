@@ -118,7 +118,7 @@ def _prepare_resume(options: Options) -> Task:
 
 
 def _train(task: Task) -> int:
-    """Start or resume, on this process or as one of several, and tell how it ended."""
+    """Start or resume, on this process or as one of several, and report its end."""
     flags, path = task.options.flags, task.path
     as_json = "json" in flags
     display = build_display("json" if as_json else "quiet" if "quiet" in flags else "auto") if rank() == 0 else Mute()

@@ -15,7 +15,7 @@ from mpd_agl.train.presets import list_presets
 from mpd_agl.train.resolve import flatten, registries, toml_value
 
 EXIT_CODES = (
-    "0 finished; 2 bad input, or a run that cannot go on; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "
+    "0 finished; 2 bad input, or a run that cannot continue; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "
     "--resume; 76 another process of the run is gone, see mpd-agl launch; 130 ended at once by a second Ctrl-C."
 )
 KINDS: dict[Any, str] = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple[str, ...]: "TEXT ..."}

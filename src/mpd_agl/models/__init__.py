@@ -1,7 +1,7 @@
 """The networks of the paper and their iso-architecture ANNs, behind one registry."""
 
 from mpd_agl.models.base import Network
-from mpd_agl.models.options import ModelOptions, NetworkOptions
+from mpd_agl.models.options import NetworkOptions
 from mpd_agl.models.plan import InferencePlan
 from mpd_agl.models.pretrained import Card, list_pretrained, pretrained_card
 from mpd_agl.models.registry import MODELS, create_model, list_models, register_model
@@ -11,7 +11,6 @@ __all__ = [
     "MODELS",
     "Card",
     "InferencePlan",
-    "ModelOptions",
     "Network",
     "NetworkOptions",
     "create_model",

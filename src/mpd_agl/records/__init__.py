@@ -1,4 +1,4 @@
-"""The run record and what it is made of; importable by every room."""
+"""The run record and what it is made of; importable by every subpackage."""
 
 from mpd_agl.records.files import cache_folder, canonical, explain, lock_file, sync_folder, write_atomic
 from mpd_agl.records.provenance import code, hardware, peak_memory_mb, versions

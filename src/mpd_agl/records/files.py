@@ -1,6 +1,6 @@
 """Files that are whole or not there, locks that end with their process, and disk errors as sentences.
 
-A file is written beside its place, synced to the disk and renamed.
+A file is written next to its place, synced to the disk and renamed.
 """
 
 import errno
@@ -111,7 +111,7 @@ def explain(error: OSError, path: Path, stands: str = "") -> InputError:
             free = f"{shutil.disk_usage(there).free / 2**20:.1f} MB free"
         except OSError:
             free = "free space unknown"
-        reason, fix = f"the disk is full ({free})", "Make room"
+        reason, fix = f"the disk is full ({free})", "Free some space"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason, fix = "no permission to write there", "Choose another --runs-dir or change the permissions"
     else:

@@ -1,4 +1,4 @@
-"""The run record: what was run, on what, and what came out, as one JSON file beside the run's metrics."""
+"""The run record: what was run, on what, and what came out, as one JSON file next to the run's metrics."""
 
 import json
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class RunRecord:
     best_on_test: dict[str, Any] | None = None
     """The best epoch, chosen ON THE TEST SET: optimistic, and what the literature reports. Not the result."""
     energy: dict[str, Any] | None = None
-    """Operations and energy per layer of the trained network, the ANN beside it; null before the end and for an ANN."""
+    """Operations and energy per layer of the trained network, and of the ANN; null before the end and for an ANN."""
     convs: dict[str, Any] | list[dict[str, Any]] | None = None
     """With `model.conv_impl` auto on a CPU: `rule`, the version of `ops.conv.rule`, and `simd`. In 0.2 a list."""
     failure: str | None = None

@@ -171,7 +171,7 @@ class Submitted:
         return self.folder / "trials" / f"trial-{number:04d}.job"
 
     def interrupt(self) -> bool:
-        """Jobs go on; the same command finds them."""
+        """Jobs continue; the same command finds them."""
         return False
 
 
@@ -184,7 +184,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def parse_slurm(text: str) -> dict[str, str]:
-    """`partition=gpu,gpus=1,hours=4` as words; `local` alone stands for submitit's local executor.
+    """`partition=gpu,gpus=1,hours=4` as words; `local` alone is submitit's local executor.
 
     >>> parse_slurm("partition=gpu,gpus=1,hours=0.5,jobs=8")
     {'partition': 'gpu', 'gpus': '1', 'hours': '0.5', 'jobs': '8'}

@@ -1,6 +1,6 @@
 """Optuna behind a sweep: a journal of JSON lines in the sweep's folder, a sampler and a pruner by name.
 
-Trial k's sampler is seeded by (seed, k), so a sweep that was stopped goes on with the trials that it would have had.
+Trial k's sampler is seeded by (seed, k), so a sweep that was stopped continues with the trials that it would have had.
 """
 
 from collections.abc import Mapping

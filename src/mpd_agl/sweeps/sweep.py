@@ -22,6 +22,8 @@ from mpd_agl.train.config import FREE_ON_RESUME
 from mpd_agl.train.observe import Display
 from mpd_agl.train.resolve import flatten, merge, nest, resolve, to_toml
 
+Report = Callable[[dict[str, Any]], None]
+"""Takes the row of a trial that has ended."""
 STUCK = 2
 """The sweep ends when so many jobs of a trial in a row bring it no further."""
 
@@ -59,7 +61,7 @@ def read_folder(folder: Path) -> Sweep:
 
 
 def check_same_sweep(old: Sweep, new: Sweep, folder: Path) -> None:
-    """Refuse to go on with another space or recipe. `trials` may differ, and so may what a resumed run may change."""
+    """Refuse to continue with another space or recipe. `trials` and what a resumed run may change may differ."""
     free = tuple(f"base.{name}" for name in FREE_ON_RESUME)
     if differ := changed(old.to_dict(), new.to_dict(), free):
         raise InputError(
@@ -74,14 +76,16 @@ def changes_on_resume(sweep: Sweep) -> dict[str, Any]:
     return nest({name: values[name] for name in FREE_ON_RESUME if name in values and name not in sweep.space})
 
 
-def run_here(sweep: Sweep, folder: Path, study: Any, display: Display, told: Callable[[dict[str, Any]], None]) -> None:
+def run_here(
+    sweep: Sweep, folder: Path, study: Any, display: Display, report: Callable[[dict[str, Any]], None]
+) -> None:
     """Run trial after trial in this process, first one that was interrupted."""
     while (number := _next(study, sweep, set())) is not None:
         run_trial(sweep, folder, number, display, changes_on_resume(sweep))
-        told(studies.rows(study, sweep)[number])
+        report(studies.rows(study, sweep)[number])
 
 
-def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[[dict[str, Any]], None]) -> None:
+def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, report: Report) -> None:
     """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
     running: dict[int, Done] = {}
     reached: dict[int, list[Any]] = {}
@@ -91,7 +95,7 @@ def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, told: Callable[
             del running[number]
             row = studies.rows(study, sweep)[number]
             if row["state"] != "running":
-                told(row)
+                report(row)
                 continue
             reached.setdefault(number, []).append(_reached(folder, number))
             if len(reached[number]) >= STUCK and len(set(reached[number][-STUCK:])) == 1:

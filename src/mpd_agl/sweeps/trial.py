@@ -57,13 +57,13 @@ def run_trial(sweep: Sweep, folder: Path, number: int, display: Display, changes
     """Start the trial's run, or continue it, and tell the study how it ended.
 
     A run that cannot be trained (a point of the space that makes no configuration, a NaN) is a failed trial and the
-    sweep goes on; what would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
+    sweep continues; what would hit every trial (no data, a full disk, a signal) is raised, and the trial stays open.
     """
     from mpd_agl.train.runfolder import MARK
     from mpd_agl.train.training import resume, start
 
     study = open_study(folder, sweep)
-    if number not in unfinished(study):  # two jobs of one trial: the first has told
+    if number not in unfinished(study):  # two jobs of one trial: the first has reported
         return
     trial, point = open_trial(study, sweep, number)
     try:

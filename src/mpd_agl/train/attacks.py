@@ -51,7 +51,7 @@ def input_gradient(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) 
 def pgd(
     net: nn.Module, x: Tensor, y: Tensor, pixels: Pixels, *, eps: float, steps: int = 10, step: float = 0.0
 ) -> Tensor:
-    """Projected gradient ascent on the cross-entropy (Madry et al. 2018); `step` 0 stands for `2.5 eps/steps`.
+    """Projected gradient ascent on the cross-entropy (Madry et al. 2018); `step` 0 is `2.5 eps/steps`.
 
     One step of eps without a random start is FGSM (Goodfellow et al. 2015): `x + eps sign(dL/dx)`.
     """

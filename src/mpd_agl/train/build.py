@@ -55,8 +55,8 @@ class BuiltRun:
     """The weights that the network started from, where they were not drawn."""
 
     @property
-    def beside(self) -> dict[str, Any]:
-        """What the result follows from beside configuration and data: the constants of the method's rule, a teacher,
+    def provenance(self) -> dict[str, Any]:
+        """What the result follows from besides configuration and data: the constants of the method's rule, a teacher,
         weights to start from.
         """
         return {**rule_facts(self.config), **self.started, **self.stepper.objective.facts}
@@ -86,7 +86,7 @@ class BuiltRun:
         fixed = {k: v for k, v in flatten(self.config.model_dump(mode="json")).items() if k not in FREE_ON_RESUME}
         data = {split: {k: v for k, v in self.facts[split].items() if k != "source"} for split in ("train", "test")}
         own = [self.net.facts] if isinstance(self.net, OwnNetwork) else []
-        own += [self.beside] if self.beside else []
+        own += [self.provenance] if self.provenance else []
         return hashlib.sha256(records.canonical([fixed, self.backend, data, *own])).hexdigest()
 
     @property
@@ -98,9 +98,9 @@ class BuiltRun:
     def network(self) -> dict[str, Any]:
         """What a record says about the network."""
         if isinstance(self.net, OwnNetwork):
-            return {"parameters": self.parameters, **self.net.facts, **self.beside}
+            return {"parameters": self.parameters, **self.net.facts, **self.provenance}
         macs = sum(layer.macs for layer in count_operations(self.net))
-        return {"parameters": self.parameters, "macs_per_step": macs, **self.beside}
+        return {"parameters": self.parameters, "macs_per_step": macs, **self.provenance}
 
     @property
     def title(self) -> str:
@@ -125,7 +125,7 @@ def build_run(
 ) -> BuiltRun:
     """Load the data and build all parts; bad input ends here, before the run's folder is touched.
 
-    `sets` stand in for the data set's own samples, `own` for the configuration's network, `threads` for its threads.
+    `sets` replaces the data set's own samples, `own` the configuration's network, `threads` its threads.
     """
     ops.reuse_pages()
     check_processes(config, ranks.world)
@@ -201,7 +201,9 @@ def official_counts(config: RunConfig) -> dict[str, int]:
     """How many training and test samples the data set has, before any is held out or left out."""
     counts = data_set(config).counts
     if not counts:
-        raise InputError(f"only the files tell how many samples {config.data.name} has. Give its --data.data-dir.")
+        raise InputError(
+            f"the number of samples of {config.data.name} is known from its files alone. Give its --data.data-dir."
+        )
     if "all" not in counts:
         return {split: counts[split] for split in ("train", "test")}
     labels = np.arange(counts["all"]) % data_set(config).num_classes

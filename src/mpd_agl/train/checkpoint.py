@@ -3,8 +3,9 @@
     epoch-0003-step-00001200/
         model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
 
-A checkpoint is written beside, synced and renamed: a folder with that name is complete. The manifest holds a digest
-of itself, so that no bit of a checkpoint can change unseen. Nothing here can run code: tensors and JSON alone.
+A checkpoint is written under a temporary name, synced and renamed: a folder with that name is complete. The manifest
+holds a digest of itself, so that no bit of a checkpoint can change unseen, its format's number included. Nothing here
+can run code: tensors and JSON alone.
 """
 
 import hashlib

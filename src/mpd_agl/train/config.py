@@ -1,6 +1,6 @@
 """A run's configuration: its tables, and the registries whose entries add options of their own to them.
 
-0 stands for "off" where a number is optional, so that TOML can say all of it.
+0 means "off" where a number is optional, so that TOML can say all of it.
 """
 
 from typing import Literal

@@ -31,7 +31,7 @@ TEXT_BYTES = 400
 
 
 class PeerLost(Exception):
-    """Another rank died or cannot be reached: this one cannot go on alone."""
+    """Another rank died or cannot be reached: this one cannot continue alone."""
 
 
 class EndedTogether(Exception):

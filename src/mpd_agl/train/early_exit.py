@@ -24,7 +24,7 @@ MOST_DIFFERENT = 0.02
 
 
 def fast_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
-    """The network in its quickest form here, and what it is.
+    """The network in its fastest form here, and what it is.
 
     On a CPU that is an inference plan, or, for a network that it does not know, the folded network on the native
     kernels. Elsewhere, and where there are no native kernels, the folded network is compiled.

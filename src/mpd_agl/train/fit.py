@@ -64,7 +64,7 @@ def fit(
     `net` is a network of yours, of SpikingJelly, snnTorch or this package, or the name `module:factory` of a function
     that builds one. It gets float32 images (N, C, H, W), normalised, or frames (T, N, C, H, W), or samples of another
     shape as they are, (N, ...). It returns logits (N, K) or (T, N, K), whose mean over T is the prediction; of a tuple
-    the first is taken. `forward(net, x)` stands in for `net(x)`, for example to loop over time. Neurons are set to rest
+    the first is taken. `forward(net, x)` replaces `net(x)`, for example to loop over time. Neurons are set to rest
     before every pass. The network is trained in place; at the end it holds the result, the weights of
     `model.safetensors`, and is in evaluation mode.
 
@@ -148,7 +148,7 @@ def _table(net: nn.Module | str, train: Any, settings: dict[str, Any], given: Ma
 
 
 def _data_at(place: str | Path) -> Table:
-    """The data set that a path, or a data set's name, stands for."""
+    """The data set that a path, or a data set's name, means."""
     from mpd_agl.data.registry import DATASETS
 
     path = Path(place).expanduser()

@@ -130,7 +130,7 @@ class Trainer:
             p.correct, p.seen = p.correct + result.correct, p.seen + result.count
 
     def _failure(self, own: str, step: int) -> Exception:
-        """The end of a run at a bad step: all ranks are here, each tells what it saw, rank 0 tells the person."""
+        """The end of a run at a bad step: all ranks are here, each says what it saw, rank 0 informs the person."""
         seen: dict[str, int] = {}
         for rank, text in enumerate(self.ranks.texts(own)):
             seen.setdefault(text, rank)

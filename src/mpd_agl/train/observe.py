@@ -93,7 +93,7 @@ class Display:
     epochs, per_epoch, scored = 0, 0, "test"
 
     def start(self, title: str, epochs: int, steps_per_epoch: int, progress: Progress, scored: str) -> None:
-        """The loop begins or goes on; `scored` names the samples that epochs are scored on, `test` or `validation`."""
+        """The loop begins or continues; `scored` names the samples that score it, `test` or `validation`."""
         self.epochs, self.per_epoch, self.scored = epochs, steps_per_epoch, scored
         self._first, self._began = progress.step, time.perf_counter()
 

@@ -31,7 +31,7 @@ Forward = Callable[[Any, Tensor], Any]
 class OwnNetwork(nn.Module):
     """A user's network as the loop takes it: x in, logits_TNK out, every neuron at rest before each pass.
 
-    `x` is (N, C, H, W) for images and (T, N, C, H, W) for frames; `forward(net, x)` stands in for `net(x)`. Its
+    `x` is (N, C, H, W) for images and (T, N, C, H, W) for frames; `forward(net, x)` replaces `net(x)`. Its
     modules, parameters and state have the names that they have in the user's network.
     """
 

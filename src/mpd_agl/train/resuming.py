@@ -44,13 +44,13 @@ class SavedRun:
     @classmethod
     def from_bytes(cls, about: bytes, tensors: bytes) -> "SavedRun":
         """What rank 0 has sent."""
-        told = json.loads(about)
-        record = RunRecord(**told["record"]) if told["record"] else None
+        sent = json.loads(about)
+        record = RunRecord(**sent["record"]) if sent["record"] else None
         saved = None
-        if told["at"]:
-            at = checkpoint.Position(*told["at"])
-            saved = checkpoint.Checkpoint(at, checkpoint.unpack_groups(tensors), told["state"])
-        return cls(resolve(told["config"]), record, saved)
+        if sent["at"]:
+            at = checkpoint.Position(*sent["at"])
+            saved = checkpoint.Checkpoint(at, checkpoint.unpack_groups(tensors), sent["state"])
+        return cls(resolve(sent["config"]), record, saved)
 
 
 def sign(folder: RunFolder, ranks: Ranks) -> None:
@@ -103,7 +103,7 @@ def find(folder: RunFolder, changes: dict[str, Any], display: Display, restarted
         if aside := checkpoint.set_aside(folder.checkpoints):
             raise InputError(
                 f"run {path} cannot be continued: every checkpoint is damaged and was set aside in "
-                f"{folder.checkpoints} ({', '.join(aside)}). Bring one back from a copy, or start anew: "
+                f"{folder.checkpoints} ({', '.join(aside)}). Bring one back from a copy, or start again: "
                 f"mpd-agl train --config {folder.config} --runs-dir {path.parent} --name {path.name} --overwrite."
             )
         note("there is no checkpoint yet: the run starts from its beginning.")
@@ -120,7 +120,7 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
 
 
 def check_same_run(before: RunRecord, now: BuiltRun) -> None:
-    """Refuse to continue on other data, or on another backend, which rounds otherwise."""
+    """Refuse to continue on other data, or on another backend, which rounds differently."""
     theirs, ours = ({k: facts.get(k) for k in ("class", "state_sha256")} for facts in (before.network, now.network))
     if theirs != ours and (theirs["state_sha256"] != ours["state_sha256"] or _last(theirs) != _last(ours)):
         raise InputError(
@@ -132,7 +132,7 @@ def check_same_run(before: RunRecord, now: BuiltRun) -> None:
     if before.backend != now.backend:
         raise InputError(
             f"the run began with backend {before.backend}, and here model.backend {now.config.model.backend!r} is "
-            f"{now.backend}. `mpd-agl info` tells why; make that backend work, or start a new run with another --name.",
+            f"{now.backend}. `mpd-agl info` has the reason; make that backend work, or start a new run.",
             "other-backend",
         )
     for split in ("train", "test"):  # where the files came from does not matter

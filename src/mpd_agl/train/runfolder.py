@@ -54,7 +54,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
-        """A new run's folder; an old run there is deleted only if `overwrite` says so and nobody uses it."""
+        """A new run's folder; an old run there is deleted only if `overwrite` says so and no process uses it."""
         check_free(path, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
         )
     if content and not overwrite:
         raise InputError(
-            f"run folder {path} exists. Continue it with --resume {path}, start anew with --overwrite, "
+            f"run folder {path} exists. Continue it with --resume {path}, start again with --overwrite, "
             "or use another --name.",
             "run-exists",
         )

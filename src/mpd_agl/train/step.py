@@ -109,7 +109,7 @@ class Stepper:
 
     @property
     def unread(self) -> int:
-        """Steps whose results nobody has read."""
+        """Steps whose results were not read."""
         return len(self._unread)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -202,7 +202,7 @@ class Stepper:
         return found
 
     def _reason(self, losses: list[float], total: float, norm: float, seen: float, *, last: bool) -> str:
-        """What this rank saw of a bad step; where it began, if the batch and the gradients are still at hand."""
+        """What this rank saw of a bad step; where it began, if the batch and the gradients are still in memory."""
         if not math.isfinite(seen):
             return "the input holds NaN or Inf"
         if not math.isfinite(total):

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B behind one small interface. A tracker that fails is dropped with a note, and the run goes on."""
+"""TensorBoard and W&B behind one small interface. A tracker that fails is dropped; the run continues."""
 
 import os
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class Trackers:
             action()
         except Exception as error:
             self._all.pop(name, None)
-            self._note(f"{name} is dropped, the run goes on: {type(error).__name__}: {error}")
+            self._note(f"{name} is dropped, the run continues: {type(error).__name__}: {error}")
 
 
 def build_trackers(
