@@ -125,6 +125,33 @@ def test_a_rule_that_needs_moments_is_given_predicted_or_measured_ones():
     assert seen[0].tolist() == pytest.approx((3 * v_T.std(1, correction=0)).tolist(), rel=1e-4)
 
 
+class OldRule(Width):
+    """As rules of 0.2 were."""
+
+    def forward(self, potential):
+        return torch.ones(potential.num_steps)
+
+
+class NoNeuron(nn.Module):
+    def forward(self, i_TNC, widths):
+        return i_TNC
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LIF(width=OldRule())(noise(3, 4, 5)), "returns Widths.*, got Tensor from OldRule"),
+        (lambda: conv_block(Method(name="o", neuron=LIF, width=OldRule, about=""))(S_TNC), "got Tensor from OldRule"),
+        (lambda: LIF(width=nn.Identity()), "derives from mpd_agl.nn.Width, got Identity"),
+        (lambda: conv_block(Method(name="i", neuron=LIF, width=nn.Identity, about="")), "nn.Width, got Identity"),
+        (lambda: conv_block(neuron=NoNeuron()), "has tau and v_th, which width rules read, got NoNeuron"),
+    ],
+)
+def test_parts_that_are_none_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
 @pytest.mark.parametrize("how", ["method", "argument", "assigned"])
 def test_the_neuron_that_is_given_is_the_neuron_that_runs(how):
     if how == "method":

@@ -19,7 +19,7 @@ from mpd_agl.nn.neuron import LIF, Carried, Neuron
 from mpd_agl.nn.norms import get_norm
 from mpd_agl.nn.potential import Affine, affines_of
 from mpd_agl.nn.synapse import out_features, over_time
-from mpd_agl.nn.width import Width
+from mpd_agl.nn.width import checked_rule, widths_of
 from mpd_agl.ops import LOCAL, NormSpec, StepInput, StepOutput, Sync, Widths, current_map, fused_step
 
 
@@ -135,6 +135,8 @@ class SpikingBlock(nn.Module):
             raise InputError(
                 f"a block's channels are on axis 2, got a neuron with channel_dim={neuron.channel_dim}. Leave it out."
             )
+        elif not (hasattr(neuron, "tau") and hasattr(neuron, "v_th")):
+            raise InputError(f"a block's neuron has tau and v_th, which width rules read, got {type(neuron).__name__}.")
         else:
             v_th_any: Any = neuron.v_th
             threshold = float(v_th_any.detach().mean() if isinstance(v_th_any, Tensor) else v_th_any)
@@ -145,7 +147,7 @@ class SpikingBlock(nn.Module):
         self.norm = norm if isinstance(norm, nn.Module) else None
         self.sources = tuple(sources)  # a tuple: the network has them already
         self.neuron = neuron  # type: ignore[assignment]
-        self.width: Width = getattr(neuron, "width", None) or rule.width()
+        self.width = checked_rule(getattr(neuron, "width", None) or rule.width())
         self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine] | None:
@@ -162,8 +164,7 @@ class SpikingBlock(nn.Module):
         if not isinstance(neuron, Neuron):
             neuron = _constants_of(neuron)
         potential = neuron.potential(step, self.affines(), lambda: current_map(norm, step.x, neuron.backend))
-        found: Widths = self.width(potential)
-        return found
+        return widths_of(self.width, potential)
 
     def forward(
         self,
