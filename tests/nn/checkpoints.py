@@ -3,11 +3,11 @@
 import copy
 
 import torch
-from tests.nn.parts import trained
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpd_agl.nn import Neuron, recompute
+from tests.nn.parts import trained
 
 CALLS = {
     "reentrant": lambda part, x: checkpoint(part, x, use_reentrant=True),

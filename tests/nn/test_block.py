@@ -7,12 +7,12 @@ import pickle
 
 import pytest
 import torch
-from tests.nn.parts import assert_all_close, by_equations, conv_block, gradients, inputs, noise, widths
 from torch import nn
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, PLIF, BatchNorm, Current, FixedWidth, MPDWidth, SpikingBlock, TdBatchNorm, fold
+from tests.nn.parts import assert_all_close, by_equations, conv_block, gradients, inputs, noise, widths
 
 METHODS = ["stbp-tdbn", "trainable-decay", "lsg", "agr", "mpd-agl", "mpd-agl-exact", "mpd-quantile", "mpd-gain"]
 
@@ -98,9 +98,7 @@ def test_a_static_image_is_the_repeated_image_with_one_convolution(hooked):
     g = torch.randn_like(a)
     assert calls == [4]
     assert torch.equal(a, b)
-    assert_all_close(
-        gradients(a, dict(once.named_parameters()), g), gradients(b, dict(many.named_parameters()), g)
-    )
+    assert_all_close(gradients(a, dict(once.named_parameters()), g), gradients(b, dict(many.named_parameters()), g))
     assert_all_close(dict(once.norm.named_buffers()), dict(many.norm.named_buffers()), rtol=1e-6, atol=1e-7)
 
 
@@ -193,9 +191,7 @@ def test_a_part_used_twice_gets_both_gradients_and_counts_twice():
     named, doubled = dict(first.named_parameters()), dict(exact[0].named_parameters())
     g = noise(*out.shape)
     assert torch.equal(out.double(), want)
-    assert_all_close(
-        gradients(out, named, g), {n: a.float() for n, a in gradients(want, doubled, g.double()).items()}
-    )
+    assert_all_close(gradients(out, named, g), {n: a.float() for n, a in gradients(want, doubled, g.double()).items()})
     assert int(first.norm.num_batches_tracked) == 2
 
 

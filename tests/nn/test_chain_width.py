@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.nn.parts import gradients, widths
 
 from mpd_agl.core import (
     SURROGATES,
@@ -23,6 +22,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, ChainWidth, Potential, SpikingBlock, set_chain
 from mpd_agl.ops import NeuronSpec
+from tests.nn.parts import gradients, widths
 
 
 def known(mean_T, std_T, surrogate="rectangular"):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.nn.checkpoints import CALLS, assert_checkpoint_changes_nothing
-from tests.nn.parts import conv_block, inputs, noise
 from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, MPDWidth, Neuron, SpikingBlock, set_chain
+from tests.nn.checkpoints import CALLS, assert_checkpoint_changes_nothing
+from tests.nn.parts import conv_block, inputs, noise
 
 S_TNC = inputs(3, 4, 3, 8, 8)
 

@@ -5,13 +5,13 @@ import pickle
 
 import pytest
 import torch
-from tests.nn.parts import noise
 from torch import nn
 
 from mpd_agl import core
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, PLIF, FixedWidth, MPDWidth, SpikingBlock, Widths
 from mpd_agl.ops import StepInput
+from tests.nn.parts import noise
 
 SHAPES = {
     "(T,N,F)": (3, 7, 5),
@@ -51,9 +51,7 @@ def test_every_layout_and_option_is_the_equations(kind, per_channel, decay_input
     torch.testing.assert_close(kept.double(), want_kept, rtol=1e-5, atol=1e-6)
     g, g_kept = torch.randn_like(s), torch.randn_like(kept)
     got = torch.autograd.grad((s, kept), (*leaves, neuron.rho, neuron.v_th), (g, g_kept))
-    wanted = torch.autograd.grad(
-        (want, want_kept), (*exact, twin.rho, twin.v_th), (g.double(), g_kept.double())
-    )
+    wanted = torch.autograd.grad((want, want_kept), (*exact, twin.rho, twin.v_th), (g.double(), g_kept.double()))
     for name, a, b in zip(("i", "state", "rho", "v_th"), got, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5, msg=name)
 

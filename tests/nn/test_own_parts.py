@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.nn.parts import assert_all_close, conv_block, gradients, inputs, noise, widths
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import weight_norm
@@ -33,6 +32,7 @@ from mpd_agl.nn import (
 )
 from mpd_agl.nn.norms import NORMS
 from mpd_agl.ops import StepInput, StepOutput
+from tests.nn.parts import assert_all_close, conv_block, gradients, inputs, noise, widths
 
 S_TNC = inputs(3, 4, 3, 8, 8)
 
@@ -115,7 +115,11 @@ def test_a_rule_that_needs_the_batch_is_given_it(hooked):
 
 
 def test_a_rule_that_needs_moments_is_given_predicted_or_measured_ones():
-    block, neuron, seen = conv_block(Method(name="m", neuron=LIF, width=FromMoments, about="")), LIF(width=FromMoments()), []
+    block, neuron, seen = (
+        conv_block(Method(name="m", neuron=LIF, width=FromMoments, about="")),
+        LIF(width=FromMoments()),
+        [],
+    )
     std = float((0.25 * block.norm.weight.square().mean() + block.norm.bias.var(correction=0)).sqrt().detach())
     assert widths(block, 1).kappa_T.tolist() == pytest.approx([3 * std], rel=1e-5)
     neuron.watch(lambda o: seen.append(o.step.widths.kappa_T))
@@ -251,6 +255,20 @@ def test_a_norm_registers_and_a_subclass_with_its_own_forward_is_called(monkeypa
         register_norm(NormKind(name="shifted", norm=Shifted, about=""))
     block = conv_block("stbp-tdbn", norm="shifted")
     assert torch.equal(block(S_TNC), core.lif(current(block, S_TNC) + 1, 0.2, torch.ones(3))[0])
+    net = nn.Sequential(block).eval()
+    for again in (fold(net), plain_network(net)):
+        assert torch.equal(again(S_TNC), net(S_TNC))
+
+
+class TwiceNormed(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_subclass_of_torchs_norm_with_its_own_forward_is_not_folded():
+    net = nn.Sequential(conv_block(norm=TwiceNormed(6)))
+    net(S_TNC)
+    assert torch.equal(fold(net.eval())(S_TNC), net(S_TNC))
 
 
 PARTS = ("synapse", "norm", "neuron", "block")

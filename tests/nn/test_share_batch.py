@@ -1,10 +1,10 @@
 """A batch that two processes share: outputs, loss, gradients and running statistics are those of one process."""
 
 import pytest
-from tests.nn.shared_batch import CASES, SPLITS, assert_same
-from tests.ranks import on_ranks
 
 from mpd_agl.ops.library import load
+from tests.nn.shared_batch import CASES, SPLITS, assert_same
+from tests.ranks import on_ranks
 
 
 @pytest.mark.skipif(load()[0] is None, reason="compares the native kernels, and they are not built here")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tests.nn.shared_batch import Case, checked, network
 
 METHODS = ("psg", "asgl", "deeptage", "ds-atgo", "mp-init-trsg", "diet")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.nn.checkpoints import CALLS, assert_checkpoint_changes_nothing
-from tests.nn.parts import conv_block, inputs, noise
 from torch import nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn import get_method, recompute
+from tests.nn.checkpoints import CALLS, assert_checkpoint_changes_nothing
+from tests.nn.parts import conv_block, inputs, noise
 
 S_TNC = inputs(3, 4, 3, 8, 8)
 METHODS = ("psg", "asgl", "deeptage", "ds-atgo", "trsg", "mpr", "diet", "slope-schedule")

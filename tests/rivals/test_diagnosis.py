@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.rivals.test_networks import small, trained
 from torch import nn
 
 from mpd_agl.adaptation import adapt
 from mpd_agl.diagnosis import Monitor, count_operations, energy, measure_activity
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
+from tests.rivals.test_networks import small, trained
 
 
 def test_a_monitor_measures_the_sum_of_currents_of_a_membrane_shortcut():

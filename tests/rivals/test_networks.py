@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tests.nn.parts import widths
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
@@ -12,6 +11,7 @@ from mpd_agl.models.onestep import OneStep
 from mpd_agl.models.plan import InferencePlan, plan_unavailable
 from mpd_agl.nn import TdBatchNorm, fold
 from mpd_agl.rivals.attention import TCJA
+from tests.nn.parts import widths
 
 
 def small(name, **options):
@@ -52,7 +52,9 @@ def test_currents_add_up_along_a_membrane_shortcut():
         net.stage1.block1.conv2.norm.weight.fill_(0.8)
     root = math.sqrt(1 + 0.2**2)
     assert widths(net.stage1.block1.spike, 2).kappa_T.tolist() == pytest.approx([1.2, 1.2 * root], rel=1e-5)
-    assert widths(net.stage1.block2.spike, 2).kappa_T.tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)  # sqrt(.36 + .64)
+    assert widths(net.stage1.block2.spike, 2).kappa_T.tolist() == pytest.approx(
+        [2.0, 2.0 * root], rel=1e-5
+    )  # sqrt(.36 + .64)
     # A change of shape starts a new sum: the shortcut's norm, and the block's own, whose gamma starts at 0.
     assert widths(net.stage2.block2.spike, 2).kappa_T.tolist() == pytest.approx([2.0, 2.0 * root], rel=1e-5)
 

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from tests.nn.parts import noise
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,12 +15,13 @@ from mpd_agl.errors import InputError
 from mpd_agl.export.plainstep import PlainNeuron
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, PLIF, SpikingBlock, Widths, get_method
-from mpd_agl.rivals.asgl import ASGLNeuron, noisy_spike
+from mpd_agl.rivals.asgl import ASGLNeuron
 from mpd_agl.rivals.atgo import AtgoNeuron, atgo
 from mpd_agl.rivals.neurons import MPRNeuron, diet_neuron
 from mpd_agl.rivals.surrogates import MPR
 from mpd_agl.rivals.trsg import MPInitLIF, MPInitPLIF, MPInitTrSG, TrSGNeuron
 from mpd_agl.rivals.widths import RelativeWidth, ScheduledWidth
+from tests.nn.parts import noise
 
 T, N, C = 4, 6, 5
 

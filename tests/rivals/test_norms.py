@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tests.nn.parts import assert_all_close, gradients, inputs, widths
 from torch import nn
 
 from mpd_agl import core
@@ -12,6 +11,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, SpikingBlock, StepAffine, fold, predicted
 from mpd_agl.rivals.mpbn import FoldedLIF
 from mpd_agl.rivals.step_norms import TAB, TEBN
+from tests.nn.parts import assert_all_close, gradients, inputs, widths
 
 NORMS = ("tebn", "tab", "mpbn")
 

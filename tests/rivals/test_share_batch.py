@@ -1,11 +1,11 @@
-"""Rivals on a batch that two processes share: outputs, loss, gradients, statistics and draws are those of one process."""
+"""Rivals on a batch that two processes share: outputs, loss, gradients, statistics and draws are those of one."""
 
 import pytest
+
+from mpd_agl.ops.library import load
 from tests.nn.shared_batch import assert_same
 from tests.ranks import on_ranks
 from tests.rivals.shared_batch import CASES
-
-from mpd_agl.ops.library import load
 
 
 @pytest.mark.skipif(load()[0] is None, reason="compares the native kernels, and they are not built here")

@@ -93,12 +93,20 @@ class GraphBuilder:
         return out if added_to is None else out + added_to
 
     def block(
-        self, name: str, block: nn.Module, flow: Flow, *, residual: Flow | None = None, current_input: Flow | None = None
+        self,
+        name: str,
+        block: nn.Module,
+        flow: Flow,
+        *,
+        residual: Flow | None = None,
+        current_input: Flow | None = None,
     ) -> Flow:
         """Synapse and neuron; with a residual the output has two nodes."""
         assert isinstance(block, SpikingBlock)
         if block.norm is not None:
-            raise InputError(f"NIR's nodes know no timesteps, and the norm of {name} differs from step to step. Use ONNX.")
+            raise InputError(
+                f"NIR's nodes know no timesteps, and the norm of {name} differs from step to step. Use ONNX."
+            )
         current = flow if block.synapse is None else self.synapse(name, block.synapse, flow)
         if current_input is not None:
             (other,) = block.currents

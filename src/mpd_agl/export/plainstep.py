@@ -70,9 +70,7 @@ class PlainNeuron(nn.Module):
         shape[self.channel_dim - 1] = -1
         return value.view(shape)
 
-    def forward(
-        self, i_SNC: Tensor, *, num_steps: int | None = None, residual: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, i_SNC: Tensor, *, num_steps: int | None = None, residual: Tensor | None = None) -> Tensor:
         """Spikes of T steps, plus `residual`."""
         S = i_SNC.shape[0]
         T = num_steps or S

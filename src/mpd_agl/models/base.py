@@ -15,7 +15,7 @@ from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models.gates import get_gate
 from mpd_agl.models.graph import Builder, Flow
-from mpd_agl.nn import AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm, over_time
+from mpd_agl.nn import AnnBlock, BatchNorm, Current, Method, Readout, SpikingBlock, get_method, get_norm
 from mpd_agl.nn.recompute import recompute, run
 from mpd_agl.ops import LOCAL, Sync
 
@@ -295,7 +295,8 @@ class Pool(nn.Module):
 
     def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Half the size; an odd last row or column is dropped."""
-        return over_time(lambda x_NCHW: nn.functional.avg_pool2d(x_NCHW, 2), x_TNCHW)
+        y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
+        return y.view(*x_TNCHW.shape[:2], *y.shape[1:])
 
 
 def readout(features: int, options: NetworkOptions) -> Readout:

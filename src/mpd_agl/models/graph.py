@@ -4,7 +4,7 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from mpd_agl.nn import Current, Readout, SpikingBlock
+from mpd_agl.nn import Current, Readout
 
 Flow = TypeVar("Flow")
 """What goes from layer to layer; each builder has its own."""
@@ -16,7 +16,7 @@ class Builder(Protocol[Flow]):
     def block(
         self,
         name: str,
-        block: SpikingBlock,
+        block: nn.Module,
         flow: Flow,
         *,
         residual: Flow | None = None,

@@ -28,6 +28,7 @@ class _Walk:
 
     def step(self, neuron: Neuron, i_NC: Tensor) -> Tensor:
         spikes_NC, kept_NC = neuron.step(i_NC, None if self._before is None else next(self._before))
+        assert kept_NC is not None
         self.after.append(kept_NC)
         return spikes_NC
 

@@ -151,7 +151,9 @@ class _PlanBuilder:
             if current.synapse is None:
                 found = affine_map(current.norm)
                 if found is None or found[0].dim() != 1:
-                    raise InputError(f"a plan takes norms that are affine maps, and {name} adds another. Use fold(net).")
+                    raise InputError(
+                        f"a plan takes norms that are affine maps, and {name} adds another. Use fold(net)."
+                    )
                 carried_scale, shift_C = (a.detach() for a in found)
             else:
                 other, shift_C = self.synapse(name, current.synapse, current_input)
@@ -189,7 +191,9 @@ class _PlanBuilder:
         height, width = ((n + 2 * own.pad - K) // own.stride + 1 for n in (place.height, place.width))
         return height, width
 
-    def synapse(self, name: str, synapse: nn.Module | None, at: int, *, exact: bool = False) -> tuple[SynapseSpec, Tensor]:
+    def synapse(
+        self, name: str, synapse: nn.Module | None, at: int, *, exact: bool = False
+    ) -> tuple[SynapseSpec, Tensor]:
         """A synapse on that place, and its bias; `exact` leaves the weights unchanged."""
         stride, pad = 1, 0
         if isinstance(synapse, nn.Conv2d) and _is_plain(synapse):

@@ -10,8 +10,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
-from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.models.base import Network, NetworkOptions, Pool, readout
+from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.nn import set_chain
 
 Plan = Sequence[int | Literal["P"]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.bounded_gradient import bounded_gradient
-from mpd_agl.nn.called import call_once, called_as_module
+from mpd_agl.nn.called import call_once, called_as_module, described
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import LIF, Carried, Neuron
 from mpd_agl.nn.norms import get_norm
@@ -43,16 +43,8 @@ class Current(nn.Module):
 
 def norm_spec(norm: nn.Module | None) -> NormSpec | None:
     """The values by which a kernel applies this norm; None where it must be called, or where there is none."""
-    if norm is None or called_as_module(norm):
-        return None
-    # A subclass with a forward of its own is another norm than the one whose values it inherits.
-    for kind in type(norm).__mro__:
-        if "spec" in vars(kind):
-            found: NormSpec = norm.spec()  # type: ignore[operator]
-            return found
-        if "forward" in vars(kind):
-            return None
-    return None
+    spec = None if norm is None or called_as_module(norm) else described(norm, "spec")
+    return None if spec is None else spec()
 
 
 def normalised(norm: nn.Module | None, x_SNC: Tensor, num_steps: int | None) -> Tensor:
@@ -160,9 +152,8 @@ class SpikingBlock(nn.Module):
 
     def widths(self, step: StepInput, norm: NormSpec | None = None) -> Widths:
         """By the block's rule, from the parameters as they are now; `norm` stands between `step.x` and the neuron."""
-        neuron = self.neuron
-        if not isinstance(neuron, Neuron):
-            neuron = _constants_of(neuron)
+        given: nn.Module = self.neuron
+        neuron = given if isinstance(given, Neuron) else _constants_of(given)
         potential = neuron.potential(step, self.affines(), lambda: current_map(norm, step.x, neuron.backend))
         return widths_of(self.width, potential)
 
@@ -216,7 +207,8 @@ class SpikingBlock(nn.Module):
             x_SNC = normalised(self.norm, x_SNC, T)
             for current, s_TNC in zip(self.currents, current_inputs, strict=True):
                 x_SNC = x_SNC + current(s_TNC)
-        step = StepInput(x_SNC, T, None, residual, carried and carried.state, want_state=carried is not None)
+        state = None if carried is None else carried.state
+        step = StepInput(x_SNC, T, None, residual, state, want_state=carried is not None)
         # Training without gradients is the first pass of a reentrant checkpoint: moments are measured there, and a
         # neuron with equations of its own may read widths for its outputs.
         if self.training or torch.is_grad_enabled():
@@ -275,9 +267,7 @@ class SpikingBlock(nn.Module):
 def _call_neuron(neuron: nn.Module, step: StepInput, carried: Carried | None) -> Tensor:
     """A neuron that no kernel computes, on its current."""
     if isinstance(neuron, Neuron):
-        spikes: Tensor = neuron(
-            step.x, step.widths, num_steps=step.num_steps, residual=step.residual, carried=carried
-        )
+        spikes: Tensor = neuron(step.x, step.widths, num_steps=step.num_steps, residual=step.residual, carried=carried)
         return spikes
     if carried is not None:
         raise InputError(

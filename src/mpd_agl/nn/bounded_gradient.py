@@ -15,7 +15,8 @@ def bounded_gradient(run: Callable[[Tensor], Tensor], s_in: Tensor, max_growth: 
     Processes that share the batch share the gradient's size.
     """
     bound = _Bound(max_growth, sync)
-    return bound.end(run(bound.begin(s_in)))
+    bounded: Tensor = bound.end(run(bound.begin(s_in)))
+    return bounded
 
 
 class _Bound:

@@ -45,13 +45,14 @@ def affines_of(norm: nn.Module | None) -> list[Affine] | None:
     >>> affines_of(nn.BatchNorm2d(2))[0].scale, affines_of(nn.Conv2d(1, 1, 1))
     (1.0, None)
     """
-    if norm is not None and hasattr(norm, "affines"):
-        found: list[Affine] | None = norm.affines()
+    if (own := getattr(norm, "affines", None)) is not None:
+        found: list[Affine] | None = own()
         return found
     if not isinstance(norm, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
         return None
     # SpikingJelly's threshold-dependent norm folds alpha v_th into its weight; others name them.
-    scale = float(norm.alpha) * float(norm.v_th) if hasattr(norm, "alpha") and hasattr(norm, "v_th") else 1.0
+    alpha, v_th = getattr(norm, "alpha", None), getattr(norm, "v_th", None)
+    scale = 1.0 if alpha is None or v_th is None else float(alpha) * float(v_th)
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     # Without an affine step every channel has gamma 1 and beta 0.
     plain = next(norm.buffers(), torch.zeros(())).new_ones(1, dtype=torch.float32)
@@ -79,7 +80,7 @@ class PotentialSums(NamedTuple):
     def shared(self, sync: Sync) -> "PotentialSums":
         """Over all processes that share the batch."""
         own = torch.cat([self.sum_T, self.square_T, self.sum_T.new_tensor([self.values])])
-        *both, values = sync.sum(own).split([len(self.sum_T), len(self.sum_T), 1])
+        *both, values = torch.split(sync.sum(own), [len(self.sum_T), len(self.sum_T), 1])
         return PotentialSums(int(values), *both)
 
     def moments(self) -> tuple[Tensor, Tensor]:

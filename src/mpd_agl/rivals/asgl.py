@@ -64,4 +64,3 @@ class ASGLNeuron(LIF):
     def portable(self) -> NeuronSpec:
         """In evaluation it is a LIF."""
         return self.constants()
-

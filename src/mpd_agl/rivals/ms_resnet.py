@@ -36,7 +36,7 @@ class MsBlock(nn.Module):
         if self.shortcut is not None:
             self.shortcut.takes_spikes = False
         assert self.conv2.norm is not None
-        nn.init.zeros_(self.conv2.norm.weight)
+        nn.init.zeros_(self.conv2.norm.get_parameter("weight"))
         first = sources if self.shortcut is None else [self.shortcut.norm]
         self.sources: list[nn.Module] = [*first, self.conv2.norm]
 

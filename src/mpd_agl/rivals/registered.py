@@ -40,9 +40,7 @@ for surrogate in (ArctanPeak(), FastSigmoid(), S2NN(), MPR()):
 for norm in (
     NormKind(name="tebn", norm=tebn, about="batch norm with a learnable scale per timestep (Duan et al. 2022)"),
     NormKind(name="tab", norm=tab, about="step t normalised over the steps 1 to t (Jiang et al. 2024)"),
-    NormKind(
-        name="mpbn", norm=mpbn_norm, neuron=mpbn_neuron, about="a second norm on the potential (Guo et al. 2023)"
-    ),
+    NormKind(name="mpbn", norm=mpbn_norm, neuron=mpbn_neuron, about="a second norm on the potential (Guo et al. 2023)"),
 ):
     register_norm(norm)
 

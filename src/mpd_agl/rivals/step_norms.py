@@ -144,5 +144,3 @@ class TAB(TdBatchNorm):
         square_T1 = self.scale.square()[:, None]
         scale_TC = square_T1 * self.weight * torch.rsqrt(self.running_var + self.eps)
         return scale_TC, square_T1 * self.bias - self.running_mean * scale_TC
-
-

@@ -69,7 +69,6 @@ class S2NN(Surrogate):
         return torch.where(u < 0, below, 1 / (r.clamp_min(0) + 1)) / kappa
 
 
-
 @dataclass(frozen=True)
 class MPR(Surrogate):
     """The membrane potential rectificator (Guo et al. 2022) before a rectangle, at v_th = 1/2: `h(psi(u)) psi'(u)`.
