@@ -56,7 +56,7 @@ def assert_all_close(got: dict[str, Tensor], want: dict[str, Tensor], rtol: floa
 
 
 def trained(net: nn.Module, x: Tensor, call=None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Output and gradients of a training step, and the buffers that it leaves; the same random numbers each time."""
+    """Output and gradients of a training step with the same random numbers each time, and the buffers it leaves."""
     torch.manual_seed(1)
     x = x.clone().requires_grad_()
     out = net(x) if call is None else call(net, x)

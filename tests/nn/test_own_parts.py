@@ -129,6 +129,33 @@ def test_a_rule_that_needs_moments_is_given_predicted_or_measured_ones():
     assert seen[0].tolist() == pytest.approx((3 * v_T.std(1, correction=0)).tolist(), rel=1e-4)
 
 
+class OldRule(Width):
+    """As rules of 0.2 were."""
+
+    def forward(self, potential):
+        return torch.ones(potential.num_steps)
+
+
+class NoNeuron(nn.Module):
+    def forward(self, i_TNC, widths):
+        return i_TNC
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LIF(width=OldRule())(noise(3, 4, 5)), "returns Widths.*, got Tensor from OldRule"),
+        (lambda: conv_block(Method(name="o", neuron=LIF, width=OldRule, about=""))(S_TNC), "got Tensor from OldRule"),
+        (lambda: LIF(width=nn.Identity()), "derives from mpd_agl.nn.Width, got Identity"),
+        (lambda: conv_block(Method(name="i", neuron=LIF, width=nn.Identity, about="")), "nn.Width, got Identity"),
+        (lambda: conv_block(neuron=NoNeuron()), "has tau and v_th, which width rules read, got NoNeuron"),
+    ],
+)
+def test_parts_that_are_none_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
 @pytest.mark.parametrize("how", ["method", "argument", "assigned"])
 def test_the_neuron_that_is_given_is_the_neuron_that_runs(how):
     if how == "method":
@@ -228,6 +255,20 @@ def test_a_norm_registers_and_a_subclass_with_its_own_forward_is_called(monkeypa
         register_norm(NormKind(name="shifted", norm=Shifted, about=""))
     block = conv_block("stbp-tdbn", norm="shifted")
     assert torch.equal(block(S_TNC), core.lif(current(block, S_TNC) + 1, 0.2, torch.ones(3))[0])
+    net = nn.Sequential(block).eval()
+    for again in (fold(net), plain_network(net)):
+        assert torch.equal(again(S_TNC), net(S_TNC))
+
+
+class TwiceNormed(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_subclass_of_torchs_norm_with_its_own_forward_is_not_folded():
+    net = nn.Sequential(conv_block(norm=TwiceNormed(6)))
+    net(S_TNC)
+    assert torch.equal(fold(net.eval())(S_TNC), net(S_TNC))
 
 
 PARTS = ("synapse", "norm", "neuron", "block")

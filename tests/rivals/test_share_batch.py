@@ -1,4 +1,4 @@
-"""Rivals on a batch that two processes share: outputs, loss, gradients, statistics, draws are those of one process."""
+"""Rivals on a batch that two processes share: outputs, loss, gradients, statistics and draws are those of one."""
 
 import pytest
 

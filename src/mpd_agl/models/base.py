@@ -185,7 +185,8 @@ class Pool(nn.Module):
 
     def forward(self, x_TNCHW: Tensor, num_steps: int | None = None) -> Tensor:
         """Half the size; an odd last row or column is dropped."""
-        return over_time(lambda x_NCHW: nn.functional.avg_pool2d(x_NCHW, 2), x_TNCHW)
+        y = nn.functional.avg_pool2d(x_TNCHW.flatten(0, 1), 2)
+        return y.view(*x_TNCHW.shape[:2], *y.shape[1:])
 
 
 def readout(features: int, options: NetworkOptions) -> Readout:

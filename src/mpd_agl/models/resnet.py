@@ -69,9 +69,8 @@ class ZhengBlock(nn.Module):
 
     def describe(self, name: str, build: Builder[Flow], flow: Flow) -> Flow:
         """For plans and NIR."""
-        return build.block(
-            f"{name}.conv2", self.conv2, build.block(f"{name}.conv1", self.conv1, flow), current_input=flow
-        )
+        spikes = build.block(f"{name}.conv1", self.conv1, flow)
+        return build.block(f"{name}.conv2", self.conv2, spikes, current_input=flow)
 
 
 class ResNet(Network):
@@ -120,8 +119,10 @@ class ResNet(Network):
         for number in range(1, self.num_stages + 1):
             for name, part in self.get_submodule(f"stage{number}").named_children():
                 path = f"stage{number}.{name}"
-                described = isinstance(part, SewBlock | ZhengBlock)
-                flow = part.describe(path, build, flow) if described else build.gate(path, part, flow)  # type: ignore[operator]
+                if isinstance(part, SewBlock | ZhengBlock):
+                    flow = part.describe(path, build, flow)
+                else:
+                    flow = build.gate(path, part, flow)
         flow = build.mean(flow)
         if self.fc1 is not None:
             flow = build.block("fc1", self.fc1, flow)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError
 from mpd_agl.nn.bounded_gradient import bounded_gradient
-from mpd_agl.nn.called import call_once, called_as_module
+from mpd_agl.nn.called import call_once, called_as_module, described
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.neuron import Carried, Neuron
 from mpd_agl.nn.norms import get_norm
 from mpd_agl.nn.potential import TORCH_NORMS, Affine, affines_of
 from mpd_agl.nn.synapse import input_shape, out_features, over_time, synapse_over_time
-from mpd_agl.nn.width import Width
+from mpd_agl.nn.width import Width, checked_rule, widths_of
 from mpd_agl.ops import LOCAL, CurrentMap, NormSpec, StepInput, Sync, Widths, current_map, fused_step
 from mpd_agl.ops.conv.conv import checked_impl
 from mpd_agl.ops.step.spec import given
@@ -46,15 +46,9 @@ class Current(nn.Module):
 
 
 def norm_spec(norm: nn.Module | None) -> NormSpec | None:
-    """The values by which a kernel applies this norm; None where it must be called, or where there is none.
-
-    A subclass with a forward of its own is another norm than the one whose values it inherits.
-    """
-    owner = next((kind for kind in type(norm).__mro__ if "spec" in vars(kind)), None)
-    if norm is None or owner is None or type(norm).forward is not vars(owner).get("forward") or called_as_module(norm):
-        return None
-    found: NormSpec = norm.spec()  # type: ignore[operator]
-    return found
+    """The values by which a kernel applies this norm; None where it must be called, or where there is none."""
+    spec = None if norm is None or called_as_module(norm) else described(norm, "spec")
+    return None if spec is None else spec()
 
 
 def normalised(norm: nn.Module | None, x_SNC: Tensor, num_steps: int | None) -> Tensor:
@@ -151,7 +145,7 @@ class SpikingBlock(nn.Module):
         elif synapse is not None:
             norm = kind.norm(channels, v_th=norm_v_th, alpha=alpha or 1.0, num_steps=num_steps)
         self.norm = None if isinstance(norm, str) else norm
-        self.width: Width = self.neuron.width or rule.width()
+        self.width: Width = checked_rule(self.neuron.width or rule.width())
         self.currents = nn.ModuleList(currents)
 
     def affines(self) -> list[Affine] | None:
@@ -166,8 +160,7 @@ class SpikingBlock(nn.Module):
     def widths(self, step: StepInput, norm: NormSpec | None = None) -> Widths:
         """By the block's rule, from the parameters as they are now; `norm` stands between `step.x` and the neuron."""
         potential = self.neuron.potential(step, self.affines(), lambda: self._current_map(norm, step))
-        found: Widths = self.width(potential)
-        return found
+        return widths_of(self.width, potential)
 
     def forward(
         self,

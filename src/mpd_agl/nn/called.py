@@ -1,5 +1,8 @@
 """Questions about how a module or a pass is run, each asked in one place."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -16,6 +19,19 @@ def called_as_module(module: nn.Module) -> bool:
     hooked = any(getattr(module, name) for name in _OWN_HOOKS)
     everywhere = any(getattr(torch_module, name) for name in _GLOBAL_HOOKS)
     return hooked or everywhere or "forward" in vars(module) or parametrize.is_parametrized(module)
+
+
+def described(module: nn.Module | None, name: str) -> Callable[[], Any] | None:
+    """The module's method of that name, which describes its `forward`; None where a subclass has a forward of its own
+    and inherits the description.
+    """
+    for kind in type(module).__mro__:
+        if name in vars(kind):
+            found: Callable[[], Any] = getattr(module, name)
+            return found
+        if "forward" in vars(kind):
+            return None
+    return None
 
 
 def in_backward() -> bool:

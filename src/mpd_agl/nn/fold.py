@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mpd_agl.errors import InputError
 from mpd_agl.nn.ann import AnnBlock
 from mpd_agl.nn.block import Current, SpikingBlock
+from mpd_agl.nn.called import described
 from mpd_agl.nn.width import FixedWidth
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -71,10 +72,12 @@ def scaled_synapse(synapse: nn.Module | None, scale_C: Tensor, shift_C: Tensor) 
 
 def affine_map(norm: nn.Module | None) -> tuple[Tensor, Tensor] | None:
     """`scale_C, shift_C` of a norm in evaluation; None for one whose output depends on the input's own statistics."""
-    if norm is not None and hasattr(norm, "affine_map"):
-        found: tuple[Tensor, Tensor] = norm.affine_map()  # type: ignore[operator]
+    if (own := described(norm, "affine_map")) is not None:
+        found: tuple[Tensor, Tensor] = own()
         return found
-    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None or norm.running_var is None:
+    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or type(norm).forward is not nn.BatchNorm2d.forward:
+        return None
+    if norm.running_mean is None or norm.running_var is None:
         return None
     scale_C = torch.rsqrt(norm.running_var + norm.eps)
     shift_C = -norm.running_mean * scale_C

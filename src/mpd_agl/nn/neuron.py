@@ -20,7 +20,7 @@ from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.called import called_as_module, in_backward
 from mpd_agl.nn.methods import Method, get_method
 from mpd_agl.nn.potential import CAPACITY, Affine, MeasuredMoments, Potential, PotentialSums
-from mpd_agl.nn.width import Width
+from mpd_agl.nn.width import Width, checked_rule, widths_of
 from mpd_agl.ops import (
     BACKENDS,
     LOCAL,
@@ -110,7 +110,7 @@ class Neuron(nn.Module):
         self.surrogate: Surrogate = get_surrogate(surrogate or "rectangular")
         self._set_threshold(v_th, learn_v_th)
         self._set_decay(_checked_decay(tau))
-        self.width = width
+        self.width = None if width is None else checked_rule(width)
         measures = width is not None and width.needs == "moments"
         self.measured: MeasuredMoments | None = MeasuredMoments() if measures else None
         self._watchers: OrderedDict[int, Callable[[Observed], None]] = OrderedDict()
@@ -259,8 +259,7 @@ class Neuron(nn.Module):
         """
         if self.width is None or not (self.training or torch.is_grad_enabled()):
             return Widths(torch.ones(step.num_steps, device=step.x.device))
-        found: Widths = self.width(self.potential(step))
-        return found
+        return widths_of(self.width, self.potential(step))
 
     def forward(
         self,

@@ -36,6 +36,24 @@ class Width(nn.Module):
         raise InputError(f"{type(self).__name__} gives no width. Write its forward(potential) -> Widths.")
 
 
+def widths_of(rule: nn.Module, potential: Potential) -> Widths:
+    """What a rule gives, checked."""
+    found = rule(potential)
+    if not isinstance(found, Widths):
+        raise InputError(
+            f"a width rule returns Widths(kappa_T) or Widths(kappa_T, gain_T), got {type(found).__name__} from "
+            f"{type(rule).__name__}. Import Widths from mpd_agl.nn."
+        )
+    return found
+
+
+def checked_rule(rule: object) -> Width:
+    """A rule, or a sentence for what is none."""
+    if not isinstance(rule, Width):
+        raise InputError(f"a width rule derives from mpd_agl.nn.Width, got {type(rule).__name__}.")
+    return rule
+
+
 def positive_width(kappa: float) -> float:
     """A width, checked."""
     if not kappa > 0 or not math.isfinite(kappa):
