@@ -1,6 +1,8 @@
 """Networks and neurons for the tests of `adapt`: of other libraries, and of one's own."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,11 +59,43 @@ class OwnCell(OwnNeuron):
         return s
 
 
+def spikingjelly(surrogate: str = "ATan", *, mode: str = "m", layers: int = 3, tau: float = 2.0) -> nn.Sequential:
+    """(T, N, 1, 6, 6) -> (T, N, 5): convolutions, batch norms and LIFNodes, and a linear layer."""
+    layer, neuron, functions, functional = (
+        peer(f"spikingjelly.activation_based.{name}") for name in ("layer", "neuron", "surrogate", "functional")
+    )
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for k in range(layers):
+        fires = neuron.LIFNode(tau=tau, surrogate_function=getattr(functions, surrogate)())
+        parts += [layer.Conv2d(8 if k else 1, 8, 3, padding=1, bias=False), layer.BatchNorm2d(8), fires]
+    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * 36, 5))
+    functional.set_step_mode(net, mode)
+    return net
+
+
+class Wired(nn.Module):
+    """Modules by name, and a function of them and the input that is the forward pass."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
 class OverTime(nn.Sequential):
     """Layers that know no time, T folded into the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).view(*x.shape[:2], -1)
+
+
+def normed(features: int, out: int = 32) -> OverTime:
+    return OverTime(nn.Linear(features, out), nn.BatchNorm1d(out))
 
 
 def register_own() -> None:

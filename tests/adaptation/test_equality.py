@@ -1,12 +1,14 @@
 """A neuron whose width is held at its own surrogate's gives the spikes and gradients it gave before."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.adaptation import AdaptiveSpike, adapt, adaptive_spikes, release
 from mpd_agl.nn import LIF, FixedWidth, Method
-from tests.adaptation.peers import OwnCell, OwnNeuron, peer, register_own
+from tests.adaptation.peers import OwnCell, OwnNeuron, Wired, peer, register_own
 
 T, N, F = 5, 3, 7
 
@@ -103,20 +105,15 @@ def test_spikingjelly(kind, step_mode, detach, v_reset, surrogate):
         **options,
     )
     synapse = nn.Linear(F, 4)
-    net = Looped(synapse, neuron, 0)
-    if step_mode == "m":
-        net = Multi(synapse, neuron)
-    check(net, functional.reset_net)
+    check(multi(synapse, neuron) if step_mode == "m" else Looped(synapse, neuron, 0), functional.reset_net)
 
 
-class Multi(nn.Module):
-    def __init__(self, synapse: nn.Module, neuron: nn.Module) -> None:
-        super().__init__()
-        self.synapse, self.neuron = synapse, neuron
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.neuron(self.synapse(x))
+def multi(synapse: nn.Module, neuron: nn.Module) -> Wired:
+    def run(net: Any, x: Tensor) -> Tensor:
+        out = net.neuron(net.synapse(x))
         return out[0] if isinstance(out, tuple) else out
+
+    return Wired(run, synapse=synapse, neuron=neuron)
 
 
 @pytest.mark.parametrize("surrogate", ["atan", "fast_sigmoid"])
@@ -166,7 +163,7 @@ def test_norse(kind, method):
     neuron = getattr(norse, kind)(*sizes, p=p)
     synapse = nn.Linear(F, 4)
     synapse.weight.data.mul_(5)
-    net = Looped(synapse, neuron, 1) if kind.endswith("Cell") else Multi(synapse, neuron)
+    net = Looped(synapse, neuron, 1) if kind.endswith("Cell") else multi(synapse, neuron)
     check(net)
 
 
@@ -179,4 +176,4 @@ def test_own(kind):
     def to_rest(net):
         net.neuron.v = None
 
-    check(Looped(synapse, neuron, 0) if kind is OwnCell else Multi(synapse, neuron), to_rest)
+    check(Looped(synapse, neuron, 0) if kind is OwnCell else multi(synapse, neuron), to_rest)

@@ -210,7 +210,7 @@ def test_detail_against_the_definitions(monkeypatch, block, most):
             want_B = [int(((v >= a) & (v < b)).sum()) for a, b in pairwise(edges)]
             assert sum(got_B) == v.numel()
             moved = sum(abs(a - b) for a, b in zip(got_B, want_B, strict=True))
-            assert moved <= 2e-3 * v.numel() + 2  # float32 beside float64, at the bins' edges
+            assert moved <= 2e-3 * v.numel() + 2  # float32 against float64, at the bins' edges
             assert want_B[0] + want_B[-1] > 0
         if block == "sew" or name == "stem":
             assert detail.gamma_C == pytest.approx(layer.norm.weight.tolist(), rel=1e-4)
