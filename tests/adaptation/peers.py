@@ -59,19 +59,43 @@ class OwnCell(OwnNeuron):
         return s
 
 
-def spikingjelly(surrogate: str = "ATan", *, mode: str = "m", layers: int = 3, tau: float = 2.0) -> nn.Sequential:
-    """(T, N, 1, 6, 6) -> (T, N, 5): convolutions, batch norms and LIFNodes, and a linear layer."""
+def spikingjelly(
+    surrogate: str = "ATan",
+    *,
+    layers: int = 3,
+    tau: float = 2.0,
+    node: str = "LIFNode",
+    mode: str = "m",
+    size: int = 6,
+    container: bool = False,
+) -> nn.Sequential:
+    """(T, N, 1, size, size) -> (T, N, 10): convolutions, batch norms and neurons, and a linear layer."""
     layer, neuron, functions, functional = (
         peer(f"spikingjelly.activation_based.{name}") for name in ("layer", "neuron", "surrogate", "functional")
     )
     torch.manual_seed(0)
+    options = {"IFNode": {}, "LIFNode": {"tau": tau}, "ParametricLIFNode": {"init_tau": tau}}[node]
     parts: list[nn.Module] = []
     for k in range(layers):
-        fires = neuron.LIFNode(tau=tau, surrogate_function=getattr(functions, surrogate)())
-        parts += [layer.Conv2d(8 if k else 1, 8, 3, padding=1, bias=False), layer.BatchNorm2d(8), fires]
-    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * 36, 5))
+        kind = nn if container else layer
+        pair = [kind.Conv2d(8 if k else 1, 8, 3, padding=1, bias=False), kind.BatchNorm2d(8)]
+        parts += [layer.SeqToANNContainer(*pair)] if container else pair
+        parts.append(getattr(neuron, node)(surrogate_function=getattr(functions, surrogate)(), **options))
+    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * size * size, 10))
     functional.set_step_mode(net, mode)
     return net
+
+
+def outcome(net: nn.Module, x: Tensor, reset: Callable[[nn.Module], None] = lambda net: None) -> list[Tensor]:
+    """Spikes, and the gradients of the input and of every parameter; the parameters keep none."""
+    reset(net)
+    x = x.clone().requires_grad_()
+    out = net(x)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+    net.zero_grad()
+    reset(net)
+    return [out.detach(), x.grad, *grads]
 
 
 class Wired(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mpd_agl.adaptation import adapt, adaptive_spikes, release
 from mpd_agl.errors import InputError
-from tests.adaptation.peers import Wired, peer
+from tests.adaptation.peers import Wired, peer, spikingjelly
 
 T, N, C = 4, 24, 8
 
@@ -23,23 +23,9 @@ def sequence() -> Tensor:
     return images().unsqueeze(0).repeat(T, 1, 1, 1, 1)
 
 
-def jelly(*, depth: int = 6, tau: float = 4.0, surrogate: str = "Rect", container: bool = False, node: str = "LIFNode"):
+def jelly(*, depth: int = 6, tau: float = 4.0, surrogate: str = "Rect", **options):
     """The network of spikingjelly's issue 190, small."""
-    sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
-    surrogates = peer("spikingjelly.activation_based.surrogate")
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for k in range(depth):
-        pair = [nn.Conv2d(C if k else 1, C, 3, padding=1, bias=False), nn.BatchNorm2d(C)]
-        if container:
-            layers.append(layer.SeqToANNContainer(*pair))
-        else:
-            conv = layer.Conv2d(C if k else 1, C, 3, padding=1, bias=False, step_mode="m")
-            layers += [conv, layer.BatchNorm2d(C, step_mode="m")]
-        options = {} if node == "IFNode" else {"init_tau" if node == "ParametricLIFNode" else "tau": tau}
-        layers.append(getattr(sj, node)(**options, step_mode="m", surrogate_function=getattr(surrogates, surrogate)()))
-    layers += [layer.Flatten(step_mode="m"), layer.Linear(C * 64, 10, step_mode="m")]
-    return nn.Sequential(*layers)
+    return spikingjelly(surrogate, layers=depth, tau=tau, size=8, **options)
 
 
 def test_the_network_of_issue_190_is_silent_and_then_is_not():

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from tests.adaptation.peers import Wired, peer, spikingjelly
+from tests.adaptation.peers import Wired, outcome, peer, spikingjelly
 from torch import Tensor, nn
 
 from mpd_agl import core
@@ -42,19 +42,6 @@ def _registered():
 
 def currents() -> Tensor:
     return 1.2 * torch.randn(T, N, F, generator=torch.Generator().manual_seed(0))
-
-
-def outcome(net: nn.Module, x: Tensor, reset=lambda net: None) -> list[Tensor]:
-    """Outputs and gradients; the parameters keep none."""
-    reset(net)
-    out = net(x)
-    out = out[0] if isinstance(out, tuple) else out
-    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-    grads = [p.grad for p in net.parameters()]
-    for p in net.parameters():
-        p.grad = None
-    reset(net)
-    return [out.detach(), *grads]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
