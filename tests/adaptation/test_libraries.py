@@ -92,6 +92,23 @@ def test_released_surrogates_keep_their_width(surrogate):
     assert type(net[2].surrogate_function).__module__.startswith("spikingjelly")
 
 
+def test_each_timesteps_factor_of_spikingjellys_tebn_leaks_on():
+    sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
+    torch.manual_seed(0)
+    norm = layer.TemporalEffectiveBatchNorm2d(T, C)
+    norm.step_mode, conv = "m", layer.Conv2d(1, C, 3, step_mode="m", bias=False)
+    factor_T = torch.tensor([1.0, 3.0, 0.5, 2.0])
+    norm.scale.data.copy_(factor_T.view_as(norm.scale))
+    net = nn.Sequential(conv, norm, sj.LIFNode(tau=2.0, decay_input=False, v_threshold=9.0, step_mode="m"))
+    (row,) = adapt(net, sequence(), calibrate=False).layers
+    var, want = 0.0, []
+    for factor in factor_T.tolist():  # v_t = v_{t-1} / 2 + p_t N(0, 1)
+        var = var / 4 + factor**2
+        want.append(2 * var**0.5)
+    assert row.source == "predicted"
+    assert row.kappa_T == pytest.approx(want, rel=1e-5)
+
+
 def test_spikingjelly_tdbn_and_other_nodes():
     sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
     norm = layer.ThresholdDependentBatchNorm2d(1.0, 0.5, C)

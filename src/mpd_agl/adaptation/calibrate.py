@@ -57,7 +57,7 @@ def signs_of_training(net: nn.Module) -> str | None:
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
-        # Weight and bias tell whether a norm was trained. A count does not: in networks that step through time it
+        # Weight and bias show that a norm was trained. A count does not: in networks that step through time it
         # rises with every timestep, also while somebody looks at shapes.
         learns = any(p.requires_grad for p in module.parameters(recurse=False))
         if isinstance(counted, Tensor) and not learns and int(counted) > FEW_BATCHES:

@@ -157,16 +157,14 @@ def _refusal(layer: Layer) -> str | None:
 
 
 def _fusable_norm(layer: Layer, layers: list[Layer]) -> nn.Module | None:
-    """The batch norm that this neuron alone reads, as it stands."""
+    """The batch norm whose output, unchanged, this neuron alone reads."""
     if not layer.is_direct:
         return None
     norm = layer.norms[0][1]
-    plain = isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-    tdbn = type(norm).__name__.startswith("ThresholdDependentBatchNorm") and isinstance(
-        norm, nn.modules.batchnorm._BatchNorm
-    )
+    is_plain = isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    is_tdbn = isinstance(norm, nn.modules.batchnorm._BatchNorm) and "ThresholdDependent" in type(norm).__name__
     readers = [x for x in layers if any(m is norm for _, m in x.norms)]
-    return norm if (plain or tdbn) and len(readers) == 1 else None
+    return norm if (is_plain or is_tdbn) and len(readers) == 1 else None
 
 
 def _inputs(modules: list[nn.Module], run: Run) -> dict[nn.Module, Tensor]:
