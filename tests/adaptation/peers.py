@@ -1,6 +1,8 @@
 """Networks and neurons for the tests of `adapt`: of other libraries, and of one's own."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,11 +59,67 @@ class OwnCell(OwnNeuron):
         return s
 
 
+def spikingjelly(
+    surrogate: str = "ATan",
+    *,
+    layers: int = 3,
+    tau: float = 2.0,
+    node: str = "LIFNode",
+    mode: str = "m",
+    size: int = 6,
+    container: bool = False,
+) -> nn.Sequential:
+    """(T, N, 1, size, size) -> (T, N, 10): convolutions, batch norms and neurons, and a linear layer."""
+    layer, neuron, functions, functional = (
+        peer(f"spikingjelly.activation_based.{name}") for name in ("layer", "neuron", "surrogate", "functional")
+    )
+    torch.manual_seed(0)
+    options = {"IFNode": {}, "LIFNode": {"tau": tau}, "ParametricLIFNode": {"init_tau": tau}}[node]
+    parts: list[nn.Module] = []
+    for k in range(layers):
+        kind = nn if container else layer
+        pair = [kind.Conv2d(8 if k else 1, 8, 3, padding=1, bias=False), kind.BatchNorm2d(8)]
+        parts += [layer.SeqToANNContainer(*pair)] if container else pair
+        parts.append(getattr(neuron, node)(surrogate_function=getattr(functions, surrogate)(), **options))
+    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * size * size, 10))
+    functional.set_step_mode(net, mode)
+    return net
+
+
+def outcome(net: nn.Module, x: Tensor, reset: Callable[[nn.Module], None] = lambda net: None) -> list[Tensor]:
+    """Spikes, and the gradients of the input and of every parameter; the parameters keep none."""
+    reset(net)
+    x = x.clone().requires_grad_()
+    out = net(x)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+    net.zero_grad()
+    reset(net)
+    return [out.detach(), x.grad, *grads]
+
+
+class Wired(nn.Module):
+    """Modules by name, and a function of them and the input that is the forward pass."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
 class OverTime(nn.Sequential):
     """Layers that know no time, T folded into the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).view(*x.shape[:2], -1)
+
+
+def normed(features: int, out: int = 32) -> OverTime:
+    return OverTime(nn.Linear(features, out), nn.BatchNorm1d(out))
 
 
 def register_own() -> None:

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from itertools import cycle
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mpd_agl.core import spike
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, METHODS, MeasuredMoments, Widths
 from mpd_agl.rivals.widths import LearnableWidth
-from tests.adaptation.peers import OverTime, OwnCell, OwnNeuron, Step, own_net
+from tests.adaptation.peers import OwnCell, OwnNeuron, Wired, normed, own_net, register_own
 
 T, N = 4, 64
 
@@ -125,7 +126,7 @@ def test_a_shorter_sequence_leaves_the_later_steps():
     net(batch())
     assert bool((injected.measured.var[:2] != first[:2]).all())
     assert len(injected.kappa_T) == T
-    net(batch().repeat(2, 1, 1))  # longer: the last width stands for those that were never measured
+    net(batch().repeat(2, 1, 1))  # longer: the last width serves those that were never measured
     assert injected.measured.known == 2 * T
 
 
@@ -186,35 +187,16 @@ def test_our_shapes_replace_theirs():
     adapt(net, batch(), calibrate=False, surrogate="rectangular")
     got = grads(net, batch())
     release(net)
-    kappa = iter([])
-    full = [2 * sum(0.25**k for k in range(t + 1)) ** 0.5 for t in range(T)]
-
-    def rectangular(u):
-        nonlocal kappa
-        k = next(kappa, None)
-        if k is None:
-            kappa = iter(full)
-            k = next(kappa)
-        return spike(u, k, "rectangular")
-
-    plain = own_net(depth=1, surrogate=rectangular)
+    kappa = cycle([2 * sum(0.25**k for k in range(t + 1)) ** 0.5 for t in range(T)])
+    plain = own_net(depth=1, surrogate=lambda u: spike(u, next(kappa), "rectangular"))
     for a, b in zip(got, grads(plain, batch()), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_sums_of_two_norms_are_predicted_and_scaled_together():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (OverTime(nn.Linear(10, 32), nn.BatchNorm1d(32)) for _ in range(2))
-            self.neuron = OwnNeuron()
-
-        def forward(self, x):
-            return self.neuron(self.a(x) + self.b(x))
-
-    own_net()
+    register_own()
     torch.manual_seed(0)
-    net = Residual()
+    net = Wired(lambda m, x: m.neuron(m.a(x) + m.b(x)), a=normed(10), b=normed(10), neuron=OwnNeuron())
     (row,) = adapt(net, batch()).layers
     assert row.norm in ("a.1 + b.1", "b.1 + a.1")
     assert row.source == "predicted"
@@ -224,52 +206,31 @@ def test_sums_of_two_norms_are_predicted_and_scaled_together():
 
 
 def test_a_residual_added_in_place_to_a_view_hides_no_norm():
-    class InPlace(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (OverTime(nn.Linear(k, 32), nn.BatchNorm1d(32)) for k in (10, 32))
-            self.first, self.second = OwnNeuron(), OwnNeuron()
+    def run(m, x):
+        s = m.first(m.a(x))
+        out = m.b(s)
+        out += s
+        return m.second(out)
 
-        def forward(self, x):
-            s = self.first(self.a(x))
-            out = self.b(s)
-            out += s
-            return self.second(out)
-
-    own_net()
-    first, second = adapt(InPlace(), batch()).layers
+    register_own()
+    first, second = adapt(Wired(run, a=normed(10), b=normed(32), first=OwnNeuron(), second=OwnNeuron()), batch()).layers
     assert (first.norm, first.source) == ("a.1", "predicted")
     assert (second.norm, second.source) == ("b.1", "measured")  # the spikes are no norm's
     assert second.spread == pytest.approx(1, abs=0.03)
 
 
 def test_pooling_between_norm_and_neuron_means_measured():
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block, self.neuron = OverTime(nn.Linear(10, 32), nn.BatchNorm1d(32)), OwnNeuron()
-
-        def forward(self, x):
-            return self.neuron(nn.functional.max_pool1d(self.block(x), 2))
-
-    own_net()
-    (row,) = adapt(Pooled(), batch()).layers
+    register_own()
+    pooled = Wired(lambda m, x: m.neuron(nn.functional.max_pool1d(m.block(x), 2)), block=normed(10), neuron=OwnNeuron())
+    (row,) = adapt(pooled, batch()).layers
     assert (row.norm, row.source) == ("block.1", "measured")
     assert row.spread == pytest.approx(1, abs=0.03)
 
 
 def test_a_neuron_used_twice():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (OverTime(nn.Linear(k, 32), nn.BatchNorm1d(32)) for k in (10, 32))
-            self.neuron = OwnNeuron()
-
-        def forward(self, x):
-            return self.neuron(self.b(self.neuron(self.a(x))))
-
-    own_net()
-    (row,) = adapt(Twice(), batch()).layers
+    register_own()
+    twice = Wired(lambda m, x: m.neuron(m.b(m.neuron(m.a(x)))), a=normed(10), b=normed(32), neuron=OwnNeuron())
+    (row,) = adapt(twice, batch()).layers
     assert row.source == "measured"
     assert "2 times" in row.note
     assert row.num_steps == T
@@ -373,7 +334,9 @@ def test_a_trained_network_is_not_rescaled():
     net.zero_grad()
     with pytest.raises(InputError, match=r"looks trained \(the weights of 0\.1 differ .*calibrate='force'"):
         adapt(net, batch())
-    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm1d)):  # one that never learns is told by counts
+    for norm in (
+        m for m in net.modules() if isinstance(m, nn.BatchNorm1d)
+    ):  # one that never learns is known by its counts
         norm.requires_grad_(False).weight.fill_(1), norm.bias.zero_(), norm.num_batches_tracked.fill_(4)
     with pytest.raises(InputError, match=r"looks trained \(0\.1 has counted 4 batches\).*calibrate='force'"):
         adapt(net, batch())
@@ -440,21 +403,17 @@ def test_a_registered_subclass_is_read_as_registered():
         pass
 
     register_neuron(Scaled, spike="surrogate", v_th=lambda m: 2 * m.v_th, tau=None)
-    net = nn.Sequential(OverTime(nn.Linear(10, 32), nn.BatchNorm1d(32)), Scaled())
+    net = nn.Sequential(normed(10), Scaled())
     (row,) = adapt(net, batch(), calibrate=False).layers
     assert (row.v_th, row.tau, row.source) == (2.0, None, "measured")
 
 
-def test_release_keeps_the_surrogate_it_cannot_widen():
+def test_what_release_and_adapt_leave_alone():
     net = own_net(depth=1)
     own = net[1].surrogate
     adapt(net, batch())
-    assert release(net) == {"1": None}
+    assert release(net) == {"1": None}  # it has no parameter for its width
     assert net[1].surrogate is own
-    assert isinstance(own, Step)
-
-
-def test_our_own_neurons_have_their_rule_already():
     result = adapt(nn.Sequential(nn.Linear(10, 4), LIF(method="mpd-agl")), batch())
     assert result.layers == ()
     assert "own width rule" in result.not_adapted[0].reason

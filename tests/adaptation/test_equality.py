@@ -1,12 +1,14 @@
 """A neuron whose width is held at its own surrogate's gives the spikes and gradients it gave before."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mpd_agl.adaptation import AdaptiveSpike, adapt, adaptive_spikes, release
 from mpd_agl.nn import LIF, FixedWidth, Method
-from tests.adaptation.peers import OwnCell, OwnNeuron, peer, register_own
+from tests.adaptation.peers import OwnCell, OwnNeuron, Wired, outcome, peer, register_own
 
 T, N, F = 5, 3, 7
 
@@ -28,18 +30,6 @@ class Looped(nn.Module):
         return torch.stack(spikes)
 
 
-def outcome(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """Spikes and the gradients of everything."""
-    x = x.clone().requires_grad_()
-    weight = torch.linspace(-1, 1, T * N * 4).reshape(T, N, 4)
-    s = net(x)
-    (s * weight).sum().backward()
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in net.parameters()]
-    for p in net.parameters():
-        p.grad = None
-    return [s.detach(), x.grad, *grads]
-
-
 def held(width: float) -> Method:
     return Method(name="held", neuron=LIF, width=lambda: FixedWidth(width), about="")
 
@@ -48,8 +38,7 @@ def check(net: nn.Module, reset=lambda net: None) -> None:
     """Unadapted, adapted by their own width two ways, released: the same."""
     x = torch.randn(T, N, F, generator=torch.Generator().manual_seed(1)) * 4
     keys = net.state_dict().keys()
-    wanted = outcome(net, x)
-    reset(net)
+    wanted = outcome(net, x, reset)
     assert 0.02 < float(wanted[0].mean()) < 0.9  # it fires, and not always
     assert float(wanted[1].abs().max()) > 1e-3
 
@@ -61,25 +50,22 @@ def check(net: nn.Module, reset=lambda net: None) -> None:
     result = adapt(net, x, method=None, calibrate=False)
     (row,) = result.layers
     assert row.num_steps == T
-    same(outcome(net, x), exact=False)
-    reset(net)
+    same(outcome(net, x, reset), exact=False)
     release(net)
     adapt(net, x, method=held(row.natural_width), calibrate=False)
     ((_, _, spike),) = adaptive_spikes(net)
-    same(outcome(net, x), exact=False)
+    same(outcome(net, x, reset), exact=False)
     assert torch.equal(spike.kappa_T, torch.full((T,), row.natural_width))
-    reset(net)
     # Another width changes the gradient, and only that.
     spike.width = FixedWidth(3 * row.natural_width)
-    other = outcome(net, x)
+    other = outcome(net, x, reset)
     assert torch.equal(other[0], wanted[0])
     assert float((other[1] - wanted[1]).abs().max()) > 1e-4
-    reset(net)
     release(net, keep_widths=False)
     assert not any(isinstance(m, AdaptiveSpike) for m in net.modules())
     assert not net.neuron._forward_hooks
     assert not net.neuron._forward_pre_hooks
-    same(outcome(net, x), exact=True)
+    same(outcome(net, x, reset), exact=True)
     assert net.state_dict().keys() == keys
 
 
@@ -103,20 +89,15 @@ def test_spikingjelly(kind, step_mode, detach, v_reset, surrogate):
         **options,
     )
     synapse = nn.Linear(F, 4)
-    net = Looped(synapse, neuron, 0)
-    if step_mode == "m":
-        net = Multi(synapse, neuron)
-    check(net, functional.reset_net)
+    check(multi(synapse, neuron) if step_mode == "m" else Looped(synapse, neuron, 0), functional.reset_net)
 
 
-class Multi(nn.Module):
-    def __init__(self, synapse: nn.Module, neuron: nn.Module) -> None:
-        super().__init__()
-        self.synapse, self.neuron = synapse, neuron
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.neuron(self.synapse(x))
+def multi(synapse: nn.Module, neuron: nn.Module) -> Wired:
+    def run(net: Any, x: Tensor) -> Tensor:
+        out = net.neuron(net.synapse(x))
         return out[0] if isinstance(out, tuple) else out
+
+    return Wired(run, synapse=synapse, neuron=neuron)
 
 
 @pytest.mark.parametrize("surrogate", ["atan", "fast_sigmoid"])
@@ -166,7 +147,7 @@ def test_norse(kind, method):
     neuron = getattr(norse, kind)(*sizes, p=p)
     synapse = nn.Linear(F, 4)
     synapse.weight.data.mul_(5)
-    net = Looped(synapse, neuron, 1) if kind.endswith("Cell") else Multi(synapse, neuron)
+    net = Looped(synapse, neuron, 1) if kind.endswith("Cell") else multi(synapse, neuron)
     check(net)
 
 
@@ -179,4 +160,4 @@ def test_own(kind):
     def to_rest(net):
         net.neuron.v = None
 
-    check(Looped(synapse, neuron, 0) if kind is OwnCell else Multi(synapse, neuron), to_rest)
+    check(Looped(synapse, neuron, 0) if kind is OwnCell else multi(synapse, neuron), to_rest)

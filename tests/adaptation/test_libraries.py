@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mpd_agl.adaptation import adapt, adaptive_spikes, release
 from mpd_agl.errors import InputError
-from tests.adaptation.peers import peer
+from tests.adaptation.peers import Wired, peer, spikingjelly
 
 T, N, C = 4, 24, 8
 
@@ -23,23 +23,9 @@ def sequence() -> Tensor:
     return images().unsqueeze(0).repeat(T, 1, 1, 1, 1)
 
 
-def jelly(*, depth: int = 6, tau: float = 4.0, surrogate: str = "Rect", container: bool = False, node: str = "LIFNode"):
+def jelly(*, depth: int = 6, tau: float = 4.0, surrogate: str = "Rect", **options):
     """The network of spikingjelly's issue 190, small."""
-    sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
-    surrogates = peer("spikingjelly.activation_based.surrogate")
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for k in range(depth):
-        pair = [nn.Conv2d(C if k else 1, C, 3, padding=1, bias=False), nn.BatchNorm2d(C)]
-        if container:
-            layers.append(layer.SeqToANNContainer(*pair))
-        else:
-            conv = layer.Conv2d(C if k else 1, C, 3, padding=1, bias=False, step_mode="m")
-            layers += [conv, layer.BatchNorm2d(C, step_mode="m")]
-        options = {} if node == "IFNode" else {"init_tau" if node == "ParametricLIFNode" else "tau": tau}
-        layers.append(getattr(sj, node)(**options, step_mode="m", surrogate_function=getattr(surrogates, surrogate)()))
-    layers += [layer.Flatten(step_mode="m"), layer.Linear(C * 64, 10, step_mode="m")]
-    return nn.Sequential(*layers)
+    return spikingjelly(surrogate, layers=depth, tau=tau, size=8, **options)
 
 
 def test_the_network_of_issue_190_is_silent_and_then_is_not():
@@ -106,6 +92,23 @@ def test_released_surrogates_keep_their_width(surrogate):
     assert type(net[2].surrogate_function).__module__.startswith("spikingjelly")
 
 
+def test_each_timesteps_factor_of_spikingjellys_tebn_leaks_on():
+    sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
+    torch.manual_seed(0)
+    norm = layer.TemporalEffectiveBatchNorm2d(T, C)
+    norm.step_mode, conv = "m", layer.Conv2d(1, C, 3, step_mode="m", bias=False)
+    factor_T = torch.tensor([1.0, 3.0, 0.5, 2.0])
+    norm.scale.data.copy_(factor_T.view_as(norm.scale))
+    net = nn.Sequential(conv, norm, sj.LIFNode(tau=2.0, decay_input=False, v_threshold=9.0, step_mode="m"))
+    (row,) = adapt(net, sequence(), calibrate=False).layers
+    var, want = 0.0, []
+    for factor in factor_T.tolist():  # v_t = v_{t-1} / 2 + p_t N(0, 1)
+        var = var / 4 + factor**2
+        want.append(2 * var**0.5)
+    assert row.source == "predicted"
+    assert row.kappa_T == pytest.approx(want, rel=1e-5)
+
+
 def test_spikingjelly_tdbn_and_other_nodes():
     sj, layer = peer("spikingjelly.activation_based.neuron"), peer("spikingjelly.activation_based.layer")
     norm = layer.ThresholdDependentBatchNorm2d(1.0, 0.5, C)
@@ -146,7 +149,7 @@ def test_fused_networks_give_what_they_gave(node, surrogate, container):
             assert float((p.grad - q.grad).norm()) <= 1e-4 * float(p.grad.norm()) + 1e-7
         for p, q in zip(plain.buffers(), fused.buffers(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
-    # The state goes on from call to call, as SpikingJelly's does.
+    # The state is carried from call to call, as SpikingJelly's does.
     for _ in range(2):
         torch.testing.assert_close(fused(sequence()), plain(sequence()), rtol=1e-4, atol=1e-4)
     release(fused)
@@ -205,20 +208,14 @@ def test_one_snntorch_neuron_for_two_layers_keeps_two_times():
     snn = peer("snntorch")
     torch.manual_seed(0)
 
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.neuron = nn.Linear(64, 16), nn.Linear(16, 16), snn.Leaky(beta=0.5)
+    def run(net, x: Tensor) -> Tensor:
+        m, n = torch.zeros(len(x), 16), torch.zeros(len(x), 16)
+        for _ in range(T):
+            s, m = net.neuron(net.a(x.flatten(1)), m)
+            s, n = net.neuron(net.b(s), n)
+        return s
 
-        def forward(self, x: Tensor) -> Tensor:
-            m = n = None
-            m, n = torch.zeros(len(x), 16), torch.zeros(len(x), 16)
-            for _ in range(T):
-                s, m = self.neuron(self.a(x.flatten(1)), m)
-                s, n = self.neuron(self.b(s), n)
-            return s
-
-    net = Shared()
+    net = Wired(run, a=nn.Linear(64, 16), b=nn.Linear(16, 16), neuron=snn.Leaky(beta=0.5))
     (row,) = adapt(net, images(), calibrate=False).layers
     assert row.num_steps == T
     assert "2 times" in row.note
@@ -261,29 +258,19 @@ def test_the_spread_that_is_asked_for_and_the_usual_one(spread, wanted):
         adapt(net, torch.randn(T, 64, 12), spread=0.0)
 
 
-def test_a_layer_whose_spikes_nobody_reads_is_not_scaled():
+def test_a_layer_whose_spikes_are_not_read_is_not_scaled():
     snn = peer("snntorch")
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1, self.lif1, self.fc2, self.lif2 = (
-                nn.Linear(9, 32),
-                snn.Leaky(0.9),
-                nn.Linear(32, 3),
-                snn.Leaky(0.9),
-            )
-
-        def forward(self, x):
-            m1, m2, potentials = self.lif1.init_leaky(), self.lif2.init_leaky(), []
-            for _ in range(T):
-                s1, m1 = self.lif1(self.fc1(x), m1)
-                _, m2 = self.lif2(self.fc2(s1), m2)
-                potentials.append(m2)
-            return torch.stack(potentials)
+    def run(net, x):
+        m1, m2, potentials = net.lif1.init_leaky(), net.lif2.init_leaky(), []
+        for _ in range(T):
+            s1, m1 = net.lif1(net.fc1(x), m1)
+            _, m2 = net.lif2(net.fc2(s1), m2)
+            potentials.append(m2)
+        return torch.stack(potentials)
 
     torch.manual_seed(0)
-    net = Net()
+    net = Wired(run, fc1=nn.Linear(9, 32), lif1=snn.Leaky(0.9), fc2=nn.Linear(32, 3), lif2=snn.Leaky(0.9))
     before = net.fc2.weight.detach().clone()
     first, last = adapt(net, torch.randn(64, 9)).layers
     assert first.scale != 1

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
 from mpd_agl import core
 from mpd_agl.diagnosis import Activity, Monitor, count_operations, energy, measure_activity
@@ -47,6 +48,38 @@ def test_strict_counts_integers_and_fractions_as_multiplies():
     paper, strict = report.total("paper"), report.total("strict")
     assert paper["additions"] - strict["additions"] == pytest.approx(moved)
     assert strict["multiplies"] - paper["multiplies"] == pytest.approx(moved)
+
+
+def test_a_strangers_norm_and_attention_say_what_they_take():
+    class PerStep(TdBatchNorm):
+        multiplies_per_step = True
+
+    class Pairs(nn.Module):
+        operations = "attention"
+
+        def forward(self, x_TNCHW):
+            return x_TNCHW
+
+        def macs_per_step(self, x_TNCHW):
+            return 7 * x_TNCHW[0, 0].numel()
+
+        def active_share(self, x_TNCHW):
+            return 0.25
+
+    net = small("resnet18")
+    block = net.get_submodule("stage1.block1.conv2")
+    block.norm = PerStep(block.norm.num_features)
+    plain = energy(small("resnet18"), measure_activity(net, torch.randn(2, 3, 16, 16)))
+    block.register_module("pairs", Pairs())
+    block.register_forward_hook(lambda m, args, out: m.pairs(out))
+    activity = measure_activity(net, torch.randn(2, 3, 16, 16))
+    assert activity["stage1.block1.conv2.pairs"].rate == 0.25
+    neurons = net.options.channels(64) * 16 * 16
+    row = next(r for r in energy(net, activity).rows if r.name == "stage1.block1.conv2.pairs")
+    assert (row.macs, row.additions) == (7 * neurons, 0.25 * 3 * 7 * neurons)
+    rows = {r.name: r for r in energy(net, activity).rows}
+    without = {r.name: r for r in plain.rows}["stage1.block1.conv2"]
+    assert rows["stage1.block1.conv2"].strict_multiplies - without.strict_multiplies == 3 * neurons
 
 
 def test_activity_is_what_flows_in():
@@ -210,7 +243,7 @@ def test_detail_against_the_definitions(monkeypatch, block, most):
             want_B = [int(((v >= a) & (v < b)).sum()) for a, b in pairwise(edges)]
             assert sum(got_B) == v.numel()
             moved = sum(abs(a - b) for a, b in zip(got_B, want_B, strict=True))
-            assert moved <= 2e-3 * v.numel() + 2  # float32 beside float64, at the bins' edges
+            assert moved <= 2e-3 * v.numel() + 2  # float32 against float64, at the bins' edges
             assert want_B[0] + want_B[-1] > 0
         if block == "sew" or name == "stem":
             assert detail.gamma_C == pytest.approx(layer.norm.weight.tolist(), rel=1e-4)

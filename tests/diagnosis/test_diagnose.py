@@ -1,29 +1,21 @@
-"""Networks made sick by hand: which illness is found, in which layers, with which figure; and nothing is touched."""
+"""Networks with problems made by hand: what is found, in which layers, with which figure; and nothing is touched."""
 
 import copy
 import json
 import random
-import warnings
 
 import numpy as np
 import pytest
 import torch
+from tests.adaptation.peers import OwnCell, Wired, peer, spikingjelly
 from torch import Tensor, nn
 
 from mpd_agl.adaptation import adapt, register_neuron
-from mpd_agl.core import spike
 from mpd_agl.diagnosis import diagnose
 from mpd_agl.diagnosis.checks import CHECKS, FAR, FORGETS, SILENT
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
-from mpd_agl.nn import LIF
-
-
-def peer(name: str):
-    """A library of others; its warnings at import are its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(name)
+from mpd_agl.nn import LIF, FixedWidth
 
 
 def cnn8(**options) -> nn.Module:
@@ -78,19 +70,19 @@ def test_silent_from_a_layer_on():
     net = cnn8()
     for k in (5, 6, 7):
         nn.init.constant_(net.get_submodule(f"conv{k}").norm.bias, -4.0)
-    ill = found(diagnose(net, *batch()))
-    silent = ill["silent"]
+    problems = found(diagnose(net, *batch()))
+    silent = problems["silent"]
     assert silent.layers == ("conv5", "conv6", "conv7")
     assert silent.where == "from layer 5 (conv5) on"
     assert (silent.value, silent.limit) == (0.0, SILENT)
-    far = ill["potentials far below the threshold"]
+    far = problems["potentials far below the threshold"]
     assert far.layers == silent.layers
     # conv6 reads nothing but zeros: v_1 = -4 and v_2 = -4.8 everywhere, so mean -4.4 and deviation 0.4, against 0.5.
     assert far.value == pytest.approx(4.9 / 0.4, rel=1e-3)
     assert "norm.bias" in far.fix
-    gradient = ill["gradient vanishes through depth"]
+    gradient = problems["gradient vanishes through depth"]
     assert gradient.value == 0.0
-    assert gradient.layers[-1] == "conv6"  # behind a rectangle that nobody is in
+    assert gradient.layers[-1] == "conv6"  # behind an empty rectangle
 
 
 def test_far_by_its_number():
@@ -108,28 +100,26 @@ def test_far_by_its_number():
     assert far.layers == ("neurons.0",)
 
 
-def test_saturated_and_its_cure():
-    ill = found(diagnose(Plain(lambda: LIF(tau=0.5), bias=9.0), drive()))
-    saturated = ill["saturated"]
+def test_saturated_and_its_fix():
+    problems = found(diagnose(Plain(lambda: LIF(tau=0.5), bias=9.0), drive()))
+    saturated = problems["saturated"]
     assert saturated.value == 1.0
     assert len(saturated.layers) == 3
     assert "norm" in saturated.fix  # a scale would not move the mean
 
 
-@pytest.mark.parametrize(("width", "illness"), [(1e-3, "window too narrow"), (100.0, "window too wide")])
-def test_windows(width, illness):
-    from mpd_agl.nn import FixedWidth
-
+@pytest.mark.parametrize(("width", "problem"), [(1e-3, "window too narrow"), (100.0, "window too wide")])
+def test_windows(width, problem):
     net = Plain(lambda: LIF(tau=0.5, v_th=1.0, width=FixedWidth(width)), gain=2.0)
-    ill = found(diagnose(net, drive()))
-    assert set(ill) & {"window too narrow", "window too wide"} == {illness}
-    assert ill[illness].layers[0] == "neurons.0"
-    assert ill[illness].value == (pytest.approx(0.0, abs=5e-3) if width < 1 else 1.0)
-    assert "method='mpd-agl'" in ill[illness].fix
+    problems = found(diagnose(net, drive()))
+    assert set(problems) & {"window too narrow", "window too wide"} == {problem}
+    assert problems[problem].layers[0] == "neurons.0"
+    assert problems[problem].value == (pytest.approx(0.0, abs=5e-3) if width < 1 else 1.0)
+    assert "method='mpd-agl'" in problems[problem].fix
 
 
-@pytest.mark.parametrize(("gain", "illness"), [(0.01, "vanishes"), (1000.0, "explodes")])
-def test_gradients_through_depth(gain, illness):
+@pytest.mark.parametrize(("gain", "problem"), [(0.01, "vanishes"), (1000.0, "explodes")])
+def test_gradients_through_depth(gain, problem):
     """Identity-like currents keep the layers firing; a gain on the way back alone changes the gradient."""
 
     class Gain(torch.autograd.Function):
@@ -147,20 +137,20 @@ def test_gradients_through_depth(gain, illness):
     (finding,) = diagnosis.findings
     healthy = diagnose(cnn8(), *batch())
     want = gain * healthy.layers[0].grad_norm / healthy.layers[-1].grad_norm
-    assert finding.problem == f"gradient {illness} through depth"
+    assert finding.problem == f"gradient {problem} through depth"
     assert finding.value == pytest.approx(want, rel=1e-3)
     assert "conv4" in finding.figure
 
 
 def test_leaks():
-    ill = found(diagnose(Plain(lambda: LIF(tau=0.01, v_th=1.0), gain=1.5), drive()))
-    assert ill["leak that forgets everything"].value == pytest.approx(0.01)
-    assert ill["leak that forgets everything"].limit == FORGETS
+    problems = found(diagnose(Plain(lambda: LIF(tau=0.01, v_th=1.0), gain=1.5), drive()))
+    assert problems["leak that forgets everything"].value == pytest.approx(0.01)
+    assert problems["leak that forgets everything"].limit == FORGETS
     assert "leak that forgets everything" not in found(diagnose(Plain(lambda: LIF(tau=0.01), gain=1.5), drive(1)))
     steady = drive(1).expand(12, -1, -1)  # the same input at every step: the potential grows with t
-    ill = found(diagnose(Plain(lambda: LIF(tau=1.0, v_th=1.0), gain=0.5), steady))
-    assert ill["leak that keeps everything"].layers[0] == "neurons.0"
-    assert ill["leak that keeps everything"].value > 4
+    problems = found(diagnose(Plain(lambda: LIF(tau=1.0, v_th=1.0), gain=0.5), steady))
+    assert problems["leak that keeps everything"].layers[0] == "neurons.0"
+    assert problems["leak that keeps everything"].value > 4
     assert not [i for i in found(diagnose(Plain(lambda: LIF(tau=0.5, v_th=1.0), gain=1.5), steady)) if "leak" in i]
 
 
@@ -246,56 +236,28 @@ def test_the_picture_is_written(tmp_path):
         diagnosis.plot(tmp_path / "none" / "a.png")
 
 
-def test_every_illness_says_what_why_and_how():
-    for illness in CHECKS:
-        assert illness.why.endswith(".")
-        assert "{v" in illness.figure
-        assert "{limit" in illness.figure
-
-
-class Stateful(nn.Module):
-    """A user's neuron of one timestep that keeps its potential."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fire, self.v = lambda u: spike(u, 1.0, "sigmoid"), None
-
-    def forward(self, current: Tensor) -> Tensor:
-        v = current if self.v is None else 0.5 * self.v + current
-        s = self.fire(v - 1.0)
-        self.v = v * (1 - s)
-        return s
-
-
-def spikingjelly(tau: float, layers: int = 6) -> nn.Module:
-    layer = peer("spikingjelly.activation_based.layer")
-    neuron = peer("spikingjelly.activation_based.neuron")
-    surrogate = peer("spikingjelly.activation_based.surrogate")
-    torch.manual_seed(0)
-    parts = []
-    for k in range(layers):
-        fires = neuron.LIFNode(tau=tau, surrogate_function=surrogate.Rect())
-        parts += [layer.Conv2d(8 if k else 1, 8, 3, padding=1, bias=False), layer.BatchNorm2d(8), fires]
-    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * 36, 5))
-    peer("spikingjelly.activation_based.functional").set_step_mode(net, "m")
-    return net
+def test_every_check_says_what_why_and_how():
+    for check in CHECKS:
+        assert check.why.endswith(".")
+        assert "{v" in check.figure
+        assert "{limit" in check.figure
 
 
 def images() -> Tensor:
     return torch.rand(16, 1, 6, 6, generator=torch.Generator().manual_seed(3)).expand(4, -1, -1, -1, -1)
 
 
-def test_spikingjelly_190_and_its_cure():
-    """Defaults with tau = 4: 3 to 4 standard deviations below the threshold; the cure is the line that is printed."""
+def test_spikingjelly_190_and_its_fix():
+    """Defaults with tau = 4: 3 to 4 standard deviations below the threshold; the fix is the line that is printed."""
     peer("spikingjelly")
-    net, y = spikingjelly(4.0), torch.arange(16) % 5
+    net, y = spikingjelly("Rect", tau=4.0, layers=6), torch.arange(16) % 5
     diagnosis = diagnose(net, images(), y)
-    ill = found(diagnosis)
-    far = ill["potentials far below the threshold"]
+    problems = found(diagnosis)
+    far = problems["potentials far below the threshold"]
     assert far.where == "in all layers"
     assert far.value > 3
     assert far.fix == "mpd_agl.adapt(net, batch)"
-    assert "window too narrow" in ill
+    assert "window too narrow" in problems
     assert "the network keeps its state from call to call" in diagnosis.notes[0]
     adapt(net, images())
     assert diagnose(net, images(), y).healthy
@@ -303,20 +265,20 @@ def test_spikingjelly_190_and_its_cure():
 
 def test_spikingjelly_trained_networks_are_scaled_only_by_force():
     functional = peer("spikingjelly.activation_based.functional")
-    net = spikingjelly(4.0, layers=2)
-    cures = []
+    net = spikingjelly("Rect", tau=4.0, layers=2)
+    fixes = []
     for _ in range(2):  # a look at shapes is no training, a step is one
-        cures.append(found(diagnose(net, images()))["potentials far below the threshold"].fix)
+        fixes.append(found(diagnose(net, images()))["potentials far below the threshold"].fix)
         net(images()).square().sum().backward()
         torch.optim.SGD(net.parameters(), 1e-3).step()
         net.zero_grad()
         functional.reset_net(net)
-    assert cures == ["mpd_agl.adapt(net, batch)", "mpd_agl.adapt(net, batch, calibrate='force')"]
+    assert fixes == ["mpd_agl.adapt(net, batch)", "mpd_agl.adapt(net, batch, calibrate='force')"]
 
 
 def test_a_forgotten_reset():
     functional = peer("spikingjelly.activation_based.functional")
-    net = spikingjelly(2.0, layers=2)
+    net = spikingjelly("Rect", layers=2)
     adapt(net, images())
     assert diagnose(net, images()).healthy
     net(images())
@@ -337,26 +299,25 @@ def test_snntorch_219_and_norse():
     snn = peer("snntorch")
     peer("norse")
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.synapses = nn.ModuleList(nn.Conv2d(c, 8, 3, padding=1) for c in (1, 8, 8, 8))
-            self.neurons = nn.ModuleList(snn.Leaky(beta=0.9) for _ in range(4))
-            self.readout, self.output = nn.Linear(8 * 36, 5), snn.Leaky(beta=0.9)
-
-        def forward(self, x_TN: Tensor) -> Tensor:
-            states = [n.init_leaky() for n in (*self.neurons, self.output)]
-            potentials = []
-            for s in x_TN:
-                for k in range(4):
-                    s, states[k] = self.neurons[k](self.synapses[k](s), states[k])
-                _, states[4] = self.output(self.readout(s.flatten(1)), states[4])
-                potentials.append(states[4])
-            return torch.stack(potentials)
+    def run(net, x_TN: Tensor) -> Tensor:
+        states = [n.init_leaky() for n in (*net.neurons, net.output)]
+        potentials = []
+        for s in x_TN:
+            for k in range(4):
+                s, states[k] = net.neurons[k](net.synapses[k](s), states[k])
+            _, states[4] = net.output(net.readout(s.flatten(1)), states[4])
+            potentials.append(states[4])
+        return torch.stack(potentials)
 
     torch.manual_seed(0)
-    net = Net()
-    net(images())  # init_leaky begins anew at each pass: what the neurons keep does not matter
+    net = Wired(
+        run,
+        synapses=nn.ModuleList(nn.Conv2d(c, 8, 3, padding=1) for c in (1, 8, 8, 8)),
+        neurons=nn.ModuleList(snn.Leaky(beta=0.9) for _ in range(4)),
+        readout=nn.Linear(8 * 36, 5),
+        output=snn.Leaky(beta=0.9),
+    )
+    net(images())  # each pass begins by init_leaky: what the neurons keep does not matter
     diagnosis = diagnose(net, images(), torch.arange(16) % 5)
     silent = found(diagnosis)["silent"]
     assert silent.layers == ("neurons.1", "neurons.2", "neurons.3")
@@ -366,20 +327,15 @@ def test_snntorch_219_and_norse():
 
 
 def test_ones_own_neuron():
-    register_neuron(Stateful, spike="fire", v_th=1.0, tau=0.5, state="v")
+    register_neuron(OwnCell, spike="surrogate", v_th=1.0, tau=0.5, state="v")
+    torch.manual_seed(0)
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.synapse, self.neuron = nn.Linear(8, 8), Stateful()
-
-        def forward(self, x_TN: Tensor) -> Tensor:
-            self.neuron.v = None
-            return torch.stack([self.neuron(self.synapse(x)) for x in x_TN])
+    def run(net, x_TN: Tensor) -> Tensor:
+        net.neuron.v = None
+        return torch.stack([net.neuron(net.synapse(x)) for x in x_TN])
 
     x = 4 * torch.randn(4, 32, 8, generator=torch.Generator().manual_seed(0))
-    diagnosis = diagnose(Net(), x)
+    diagnosis = diagnose(Wired(run, synapse=nn.Linear(8, 8), neuron=OwnCell()), x)
     assert diagnosis.healthy
     assert diagnosis.notes == ()
     assert diagnosis.layers[0].library == "own"

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -15,15 +14,9 @@ from mpd_agl.diagnosis import Monitor
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, SpikingBlock
+from tests.adaptation.peers import Wired, outcome, peer, spikingjelly
 
 T, N, F = 5, 6, 7
-
-
-def peer(name: str):
-    """A library of others; its warnings at import are its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(name)
 
 
 class Own(nn.Module):
@@ -49,19 +42,6 @@ def _registered():
 
 def currents() -> Tensor:
     return 1.2 * torch.randn(T, N, F, generator=torch.Generator().manual_seed(0))
-
-
-def outcome(net: nn.Module, x: Tensor, reset=lambda net: None) -> list[Tensor]:
-    """Outputs and gradients; the parameters keep none."""
-    reset(net)
-    out = net(x)
-    out = out[0] if isinstance(out, tuple) else out
-    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-    grads = [p.grad for p in net.parameters()]
-    for p in net.parameters():
-        p.grad = None
-    reset(net)
-    return [out.detach(), *grads]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -119,7 +99,7 @@ def gradients_by_hand(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {n: o.grad.flatten(1).square().mean(1).sqrt() for n, o in outputs.items()}
 
 
-def test_gradients_of_our_blocks():
+def test_gradients_of_blocks():
     torch.manual_seed(0)
     net = create_model("resnet18", width_mult=0.125, image_size=16, num_steps=3)
     x = torch.randn(4, 3, 16, 16)
@@ -131,11 +111,11 @@ def test_gradients_of_our_blocks():
     assert set(seen.ran) == set(seen.layers) == set(want)
     for name, rms_T in want.items():
         assert seen.layers[name].grad_rms_T == pytest.approx(rms_T.tolist(), rel=1e-4), name
-    assert len(seen.layers["stem"].grad_in_rms_T) == 1  # one image stands for all steps
+    assert len(seen.layers["stem"].grad_in_rms_T) == 1  # one image is shown at all steps
     assert len(seen.layers["stage1.block1.conv1"].grad_in_rms_T) == 3
 
 
-def test_a_neuron_of_ours_that_stands_alone():
+def test_a_neuron_without_a_block():
     net = nn.Sequential(nn.Linear(F, 4), LIF(tau=0.6, v_th=1.0, method="stbp-tdbn"))
     monitor = Monitor(net, every=1, detail=True)
     x = currents()
@@ -183,19 +163,10 @@ def test_training_and_evaluation_are_told_apart():
         Monitor(net, when="test")
 
 
-class Twice(nn.Module):
-    def __init__(self, neuron: nn.Module) -> None:
-        super().__init__()
-        self.a, self.b, self.neuron = nn.Linear(F, 4), nn.Linear(4, 4), neuron
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(self.b(self.neuron(self.a(x))))
-
-
-@pytest.mark.parametrize("neuron", [Own, lambda: LIF(tau=0.6, v_th=1.0)], ids=["own", "ours"])
+@pytest.mark.parametrize("neuron", [Own, lambda: LIF(tau=0.6, v_th=1.0)], ids=["own", "native"])
 def test_a_layer_that_is_used_twice(neuron):
     torch.manual_seed(0)
-    net = Twice(neuron())
+    net = Wired(lambda m, x: m.neuron(m.b(m.neuron(m.a(x)))), a=nn.Linear(F, 4), b=nn.Linear(4, 4), neuron=neuron())
     monitor = Monitor(net, every=1)
     x = currents()
     for _ in range(2):  # two parts of one batch: two passes, each with two uses
@@ -207,17 +178,17 @@ def test_a_layer_that_is_used_twice(neuron):
     assert seen.rate_T == pytest.approx(both.mean((0, 2, 3)).tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["ours", "own"])
+@pytest.mark.parametrize("kind", ["native", "own"])
 def test_copies_and_pickles_are_not_watched(kind):
     torch.manual_seed(0)
-    if kind == "ours":
+    if kind == "native":
         net, x = create_model("cnn8", width_mult=0.125, image_size=16), torch.randn(4, 3, 16, 16)
     else:
         net, x = nn.Sequential(nn.Linear(F, 4), Own()), currents()
     plain = outcome(copy.deepcopy(net), x)
     monitor = Monitor(net, every=1)
     copies = [copy.deepcopy(net)]
-    if kind == "ours":  # a lambda as surrogate function cannot be pickled, watched or not
+    if kind == "native":  # a lambda as surrogate function cannot be pickled, watched or not
         copies.append(pickle.loads(pickle.dumps(net)))
     for other in copies:
         assert same(outcome(other, x), plain)
@@ -247,27 +218,8 @@ def test_what_cannot_be_watched_is_told():
         Monitor(nn.Sequential(unknown))
 
 
-def spikingjelly(mode: str = "m", surrogate: str = "ATan") -> nn.Module:
-    surrogates = peer("spikingjelly.activation_based.surrogate")
-    layer = peer("spikingjelly.activation_based.layer")
-    neuron = peer("spikingjelly.activation_based.neuron")
-    torch.manual_seed(0)
-    parts = []
-    for c in (1, 8, 8):
-        fires = neuron.LIFNode(tau=2.0, surrogate_function=getattr(surrogates, surrogate)())
-        parts += [layer.Conv2d(c, 8, 3, padding=1, bias=False), layer.BatchNorm2d(8), fires]
-    net = nn.Sequential(*parts, layer.Flatten(), layer.Linear(8 * 36, 5))
-    peer("spikingjelly.activation_based.functional").set_step_mode(net, mode)
-    return net
-
-
-class Loop(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.net(step) for step in x])
+def loop(m: Wired, x: Tensor) -> Tensor:
+    return torch.stack([m.net(step) for step in x])
 
 
 def test_spikingjelly_with_its_sigmoid_differs_in_the_last_digits_of_gradients():
@@ -288,7 +240,7 @@ def test_spikingjelly_with_its_sigmoid_differs_in_the_last_digits_of_gradients()
 @pytest.mark.parametrize("mode", ["m", "s"])
 def test_spikingjelly_bit_for_bit(mode, surrogate):
     functional = peer("spikingjelly.activation_based.functional")
-    net = spikingjelly(mode, surrogate) if mode == "m" else Loop(spikingjelly(mode, surrogate))
+    net = spikingjelly(surrogate, mode=mode) if mode == "m" else Wired(loop, net=spikingjelly(surrogate, mode=mode))
     x = torch.randn(4, 6, 1, 6, 6)
     plain = outcome(copy.deepcopy(net), x, functional.reset_net)
     monitor = Monitor(net, every=1)
@@ -307,7 +259,7 @@ def test_spikingjelly_bit_for_bit(mode, surrogate):
 
 
 def test_a_loop_outside_of_the_network():
-    net, x = spikingjelly("s"), torch.randn(4, 6, 1, 6, 6)
+    net, x = spikingjelly(mode="s"), torch.randn(4, 6, 1, 6, 6)
     monitor = Monitor(net, every=1)
     torch.stack([net(step) for step in x]).sum().backward()
     looped = monitor.step()
@@ -338,35 +290,24 @@ def test_snntorch_and_norse_bit_for_bit():
     snn = peer("snntorch")
     norse = peer("norse.torch")
 
-    class Snn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.synapse, self.neuron = nn.Linear(F, 4), snn.Leaky(beta=0.8)
+    def run(net, x: Tensor) -> Tensor:
+        mem, spikes = net.neuron.init_leaky(), []
+        for step in x:
+            s, mem = net.neuron(net.synapse(step), mem)
+            spikes.append(s)
+        return torch.stack(spikes)
 
-        def forward(self, x: Tensor) -> Tensor:
-            mem, spikes = self.neuron.init_leaky(), []
-            for step in x:
-                s, mem = self.neuron(self.synapse(step), mem)
-                spikes.append(s)
-            return torch.stack(spikes)
-
-    class Norse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            p = norse.LIFParameters(v_th=torch.tensor(0.3))
-            self.synapse, self.neuron = nn.Linear(F, 4), norse.LIF(p=p)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.neuron(5 * self.synapse(x))[0]
-
-    for kind in (Snn, Norse):
-        torch.manual_seed(0)
-        net, x = kind(), currents()
-        plain = outcome(net, x)
+    p = norse.LIFParameters(v_th=torch.tensor(0.3))
+    torch.manual_seed(0)
+    for net in (
+        Wired(run, synapse=nn.Linear(F, 4), neuron=snn.Leaky(beta=0.8)),
+        Wired(lambda m, x: m.neuron(5 * m.synapse(x))[0], synapse=nn.Linear(F, 4), neuron=norse.LIF(p=p)),
+    ):
+        x, plain = currents(), outcome(net, currents())
         monitor = Monitor(net, every=1)
-        assert same(outcome(net, x), plain), kind
+        assert same(outcome(net, x), plain)
         layer = monitor.step().layers["neuron"]
         assert layer.rate_T == pytest.approx(plain[0].mean((1, 2)).tolist())
         assert len(layer.grad_rms_T) == T
         monitor.close()
-        assert same(outcome(net, x), plain), kind
+        assert same(outcome(net, x), plain)

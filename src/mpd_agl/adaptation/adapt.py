@@ -361,7 +361,7 @@ def _check(net: Any, batch: Any) -> None:
 
 
 def _shown(row: _Row, request: Request) -> AdaptedLayer:
-    layer, fit, before, now = row.layer, row.fit, row.before, row.now
+    layer, fit, now = row.layer, row.fit, row.now
     membrane, spike = layer.adapter.membrane(layer.neuron), layer.spike
     v_th = float(membrane.threshold)
     notes = [f"not calibrated: {fit.note}"] * bool(fit.note and row.choice.spread is not None)
@@ -382,8 +382,8 @@ def _shown(row: _Row, request: Request) -> AdaptedLayer:
         std=now.std,
         sigmas=(v_th - now.mean) / max(now.std, 1e-12),
         rate=now.rate,
-        rate_before=before.rate,
-        spread_before=before.std / v_th if row.choice.spread is None else fit.spread_before,
+        rate_before=row.before.rate,
+        spread_before=fit.spread_before,
         spread=now.std / v_th,
         scale=fit.scale,
         rule="own" if request.method is None else request.method.name,

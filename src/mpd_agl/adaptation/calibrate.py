@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from mpd_agl.adaptation.find import Layer, Run, to_rest
+from mpd_agl.adaptation.find import Layer, Run, removed, to_rest
 from mpd_agl.adaptation.sums import StepSums
 from mpd_agl.errors import InputError
 
@@ -42,14 +42,9 @@ class Watched(StepSums):
 def watch(net: nn.Module, layers: Iterable[Layer], run: Run, *, with_widths: bool = False) -> dict[str, Watched]:
     """One training pass without gradients, from rest: what each layer's potential did."""
     watched = {x.name: (x, Watched(x, x.spike.kappa_T if with_widths else None)) for x in layers}
-    handles = [layer.spike.watch(sums.see) for layer, sums in watched.values()]
-    try:
+    with removed([layer.spike.watch(sums.see) for layer, sums in watched.values()]), torch.no_grad():
         to_rest(net)
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+        run()
     return {name: sums for name, (_, sums) in watched.items()}
 
 
@@ -62,7 +57,7 @@ def signs_of_training(net: nn.Module) -> str | None:
     """
     for name, module in net.named_modules():
         counted = getattr(module, "num_batches_tracked", None)
-        # Weight and bias tell whether a norm was trained. A count does not: in networks that step through time it
+        # Weight and bias show that a norm was trained. A count does not: in networks that step through time it
         # rises with every timestep, also while somebody looks at shapes.
         learns = any(p.requires_grad for p in module.parameters(recurse=False))
         if isinstance(counted, Tensor) and not learns and int(counted) > FEW_BATCHES:

@@ -6,12 +6,14 @@ through views, folded time, pooling and sums, however the network's `forward` is
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mpd_agl.adaptation.adapters import Adapter, adapter_of
 from mpd_agl.adaptation.spike import AdaptiveSpike, Watcher, affines_before
@@ -71,27 +73,18 @@ class Tracer:
     """Neuron -> the operation that made its first current."""
     order: list[nn.Module] = field(default_factory=list)
 
-    @contextlib.contextmanager
-    def attached(self, net: nn.Module) -> Iterator[None]:
-        """Watch one pass."""
-        handles = []
+    def attach(self, net: nn.Module) -> Iterator[RemovableHandle]:
+        """Follow a pass until the hooks are removed."""
         for name, module in net.named_modules():
             is_neuron, is_norm = adapter_of(module) is not None, affines_before(module) is not None
-            if not (is_neuron or is_norm or isinstance(module, SYNAPSES)):
-                continue
-
-            def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-                for tensor in _tensors(output):
-                    self._remember(tensor.grad_fn, (name, module))
-
-            handles.append(module.register_forward_hook(leave))
+            if is_neuron or is_norm or isinstance(module, SYNAPSES):
+                yield module.register_forward_hook(functools.partial(self._leave, name))
             if is_neuron or is_norm:
-                handles.append(module.register_forward_pre_hook(self._enter))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+                yield module.register_forward_pre_hook(self._enter)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            self._remember(tensor.grad_fn, (name, module))
 
     def _remember(self, node: Any, owner: tuple[str, nn.Module]) -> None:
         """The operation that made an output; behind a view also the one before, as `out += x` writes through a view."""
@@ -181,6 +174,16 @@ def to_rest(net: nn.Module) -> None:
 
 
 @contextlib.contextmanager
+def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are removed afterwards."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
 def everything_requires_grad(net: nn.Module) -> Iterator[None]:
     """The graph must reach frozen layers, too."""
     frozen = [p for p in net.parameters() if not p.requires_grad and p.is_floating_point()]
@@ -214,9 +217,8 @@ def trace(net: nn.Module, run: Run, layers: list[Layer]) -> list[Layer]:
     tracer = Tracer()
     by_neuron = {layer.neuron: layer for layer in layers}
     fired: dict[nn.Module, list[Any]] = {neuron: [] for neuron in by_neuron}
-    with contextlib.ExitStack() as at_end, torch.enable_grad(), everything_requires_grad(net), tracer.attached(net):
-        for neuron, nodes in fired.items():
-            at_end.callback(by_neuron[neuron].spike.watch(_appender(nodes)).remove)
+    watchers = [by_neuron[neuron].spike.watch(_appender(nodes)) for neuron, nodes in fired.items()]
+    with removed([*watchers, *tracer.attach(net)]), torch.enable_grad(), everything_requires_grad(net):
         result = run()  # kept until the graph was read
         reached = _behind([t.grad_fn for t in _tensors(result)])
         ran = [by_neuron[n] for n in tracer.order if n in by_neuron]

@@ -6,8 +6,6 @@ neuron in one pass over it. A layer is fused only after spikes and gradients wer
 Convolutions and linear layers keep time folded into the batch, as SpikingJelly has it (`adaptation.synapses`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpd_agl import core
-from mpd_agl.adaptation.find import Layer, Run, to_rest
+from mpd_agl.adaptation.find import Layer, Run, removed, to_rest
 from mpd_agl.adaptation.norms import FoldedNorm, foldable, folded_norms
 from mpd_agl.adaptation.spike import AdaptiveSpike
 from mpd_agl.adaptation.sums import currents
@@ -159,32 +157,26 @@ def _refusal(layer: Layer) -> str | None:
 
 
 def _fusable_norm(layer: Layer, layers: list[Layer]) -> nn.Module | None:
-    """The batch norm that this neuron alone reads, as it stands."""
+    """The batch norm whose output, unchanged, this neuron alone reads."""
     if not layer.is_direct:
         return None
     norm = layer.norms[0][1]
-    plain = isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-    tdbn = type(norm).__name__.startswith("ThresholdDependentBatchNorm") and isinstance(
-        norm, nn.modules.batchnorm._BatchNorm
-    )
+    is_plain = isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    is_tdbn = isinstance(norm, nn.modules.batchnorm._BatchNorm) and "ThresholdDependent" in type(norm).__name__
     readers = [x for x in layers if any(m is norm for _, m in x.norms)]
-    return norm if (plain or tdbn) and len(readers) == 1 else None
+    return norm if (is_plain or is_tdbn) and len(readers) == 1 else None
 
 
-@contextmanager
-def _inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
-    """The first inputs of these modules over one pass."""
+def _inputs(modules: list[nn.Module], run: Run) -> dict[nn.Module, Tensor]:
+    """The first inputs of these modules in a pass."""
     seen: dict[nn.Module, Tensor] = {}
 
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
         seen.setdefault(module, args[0].detach())
 
-    handles = [m.register_forward_pre_hook(keep) for m in modules]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    with removed([m.register_forward_pre_hook(keep) for m in modules]), torch.no_grad():
+        run()
+    return seen
 
 
 def _outcome(layer: Layer, norm: nn.Module | None, x: Tensor, shape: torch.Size) -> list[Tensor]:
@@ -252,8 +244,8 @@ def fuse(net: nn.Module, layers: list[Layer], run: Run, run_in_float64: Run, *, 
     parts: list[Fusion | FastSynapse | FoldedNorm] = []
     with rehearsal(net):  # it takes out again what is put in here
         synapses = replaceable(net)
-        with _inputs([*_read_by(layers), *synapses.values()]) as seen, torch.no_grad():
-            run()
+        read = [m for layer in layers for m in (layer.neuron, *(norm for _, norm in layer.norms))]
+        seen = _inputs([*read, *synapses.values()], run)
         wanted = _exact_output(net, run_in_float64)
         for layer in layers:
             found = _fusion(layer, layers, seen)
@@ -305,10 +297,6 @@ def take_out(net: nn.Module) -> None:
     parts: list[FastSynapse | FoldedNorm] = [*fast_synapses(net).values(), *folded_norms(net)]
     for part in parts:
         part.take_out()
-
-
-def _read_by(layers: list[Layer]) -> list[nn.Module]:
-    return [m for layer in layers for m in (layer.neuron, *(norm for _, norm in layer.norms))]
 
 
 def _fast_synapses(

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpd_agl.diagnosis.operations import LayerOps, attentions, count_operations, evaluating, synapses, tensors
+from mpd_agl.adaptation.find import removed
+from mpd_agl.diagnosis.operations import LayerOps, attentions, count_operations, synapses, tensors
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network
+from mpd_agl.nn.modes import evaluation_mode
 
 PJ_ADD = 0.9
 PJ_MAC = 4.6
@@ -135,16 +137,11 @@ def measure_activity(net: Network, x: Tensor, batch: int = 64) -> dict[str, Acti
 
     layers = synapses(net)
     products = {n: m for n, m in attentions(net).items() if m.operations == "attention"}
-    handles = [m.register_forward_pre_hook(of_synapse(n)) for n, m in layers.items()]
-    handles += [m.register_forward_pre_hook(of_attention(n)) for n, m in products.items()]
-    axis = 0 if x.dim() == 4 else 1
-    try:
-        with evaluating(net):
-            for part in torch.split(x, batch, dim=axis):
-                net(part)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = [m.register_forward_pre_hook(of_synapse(n)) for n, m in layers.items()]
+    hooks += [m.register_forward_pre_hook(of_attention(n)) for n, m in products.items()]
+    with removed(hooks), evaluation_mode(net):
+        for part in torch.split(x, batch, dim=0 if x.dim() == 4 else 1):
+            net(part)
     first = next(iter(layers))
     return {n: Activity(nonzero[n] / count[n], "real" if n == first else values[n]) for n in [*layers, *products]}
 

@@ -7,15 +7,16 @@ Modules that are no convolution or linear layer say themselves what they take:
 - a norm with `multiplies_per_step = True`, whose factor differs from timestep to timestep, so that no weight holds it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mpd_agl.adaptation.find import removed
 from mpd_agl.models import Network
+from mpd_agl.nn.modes import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,6 @@ def macs_of(module: nn.Conv2d | nn.Linear, output: Tensor) -> int:
     return output[0].numel() * (module.in_channels // module.groups) * kernel_h * kernel_w
 
 
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has its own mode again."""
-    modes = {m: m.training for m in net.modules()}
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def count_operations(net: Network) -> list[LayerOps]:
     """Each layer's MACs for one image and one timestep.
 
@@ -94,18 +82,16 @@ def count_operations(net: Network) -> list[LayerOps]:
         return lambda module, inputs, output: scales.update({name: output[0, 0].numel()})
 
     counted = [(layers, of_synapse), (others, of_other), (norms, of_norm)]
-    handles = [m.register_forward_hook(of(n)) for modules, of in counted for n, m in modules.items()]
+    hooks = [m.register_forward_hook(of(n)) for modules, of in counted for n, m in modules.items()]
     steps = net.num_steps
     if not net.is_tied_to_steps:
         net.num_steps = 1
     device = next(net.parameters()).device
     try:
-        with evaluating(net):
+        with removed(hooks), evaluation_mode(net), torch.no_grad():
             net(torch.zeros(1, o.in_channels, o.image_size, o.image_size, device=device))
     finally:
         net.num_steps = steps
-        for handle in handles:
-            handle.remove()
     names = list(layers)
     kinds: dict[str, Any] = {names[0]: "stem", names[-1]: "readout"} | {n: m.operations for n, m in others.items()}
     order = dict.fromkeys(p.removesuffix(".synapse").removesuffix(".linear") for p, _ in net.named_modules())

@@ -13,7 +13,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models.gates import get_gate
 from mpd_agl.models.graph import Builder, Flow
 from mpd_agl.models.options import NetworkOptions
-from mpd_agl.nn import AnnBlock, BatchNorm, Current, Readout, SpikingBlock, get_method, get_norm, over_time
+from mpd_agl.nn import AnnBlock, BatchNorm, Current, Readout, SpikingBlock, get_method, get_norm
 from mpd_agl.nn.recompute import recompute, run
 from mpd_agl.ops import LOCAL, Sync
 
