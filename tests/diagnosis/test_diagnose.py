@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.adaptation.peers import OwnCell, Wired, peer, spikingjelly
 from torch import Tensor, nn
 
 from mpd_agl.adaptation import adapt, register_neuron
@@ -16,6 +15,7 @@ from mpd_agl.diagnosis.checks import CHECKS, FAR, FORGETS, SILENT
 from mpd_agl.errors import InputError
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, FixedWidth
+from tests.adaptation.peers import OwnCell, Wired, peer, spikingjelly
 
 
 def cnn8(**options) -> nn.Module:

@@ -328,6 +328,7 @@ SECOND_ORDER = {  # form, norm
     "gain and threshold": ("v_th learnable", "batch"),
     "state and residual": ("everything", "batch"),
     "soft": ("everything, soft", None),
+    "detached": ("detached, state, per channel", "batch"),
 }
 
 
