@@ -164,11 +164,7 @@ def _differentiable(ctx: Any, g_TMC: Tensor, g_state_MC: Tensor | None) -> tuple
     if call.sync.is_shared:
         raise InputError("create_graph=True is not computed for a batch that several processes share. Use one process.")
     # Views: where one input is a function of another (a state, or a width, of tau), autograd must not follow that way.
-<<<<<<< HEAD
     saved: Any = (given(a, lambda a: a.view_as(a)) for a in ctx.saved_tensors)
-=======
-    saved: list[Any] = [given(a, lambda a: a.view_as(a)) for a in ctx.saved_tensors]
->>>>>>> tops
     x_SMC, weight_C, bias_C, mean_C, invstd_C, _, tau, v_th, kappa_T, gain_T, state_MC = saved
     x = x_SMC.to(compute_dtype(x_SMC))
     if call.rows is not None:
@@ -251,16 +247,9 @@ def _stats(x_SMC: Tensor, kernels: Kernels, sync: Sync) -> BatchStats:
 def _identity(C: int, device: torch.device) -> NormSpec:
     """The norm that hands its input on. Four tensors of their own: torch.compile takes no tensor twice."""
     one_C = torch.ones(C, dtype=torch.float32, device=device)
-<<<<<<< HEAD
     bias_C, mean_C, var_C = torch.zeros_like(one_C), torch.zeros_like(one_C), torch.ones_like(one_C)
     # The last field too: torch.compile takes no object as a field's default.
     return NormSpec(weight=one_C, bias=bias_C, mean=mean_C, var=var_C, eps=0.0, sync=LOCAL)
-=======
-    zeros = torch.zeros_like(one_C), torch.zeros_like(one_C)
-    var_C = torch.ones_like(one_C)
-    # sync is passed: torch.compile takes no object as a field's default.
-    return NormSpec(weight=one_C, bias=zeros[0], mean=zeros[1], var=var_C, eps=0.0, sync=LOCAL)
->>>>>>> tops
 
 
 def _vectors(x: Tensor, C: int, dtype: torch.dtype, **vectors: Tensor) -> list[Tensor]:
