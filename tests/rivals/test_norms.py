@@ -155,6 +155,7 @@ def test_widths_that_belong_to_each_norm():
 def test_moments_per_step_are_those_of_drawn_currents():
     norm = stirred(TEBN(6, 2)).float()
     (affine,) = norm.affines()
+    torch.testing.assert_close(affine.beta_C, norm(torch.zeros(2, 3, 6)).detach().mean(1))
     tau = torch.tensor(0.7)
     mean_T, std_T = predicted([affine], tau, 2, "exact")
     generator, v = torch.Generator().manual_seed(0), torch.zeros(200_000, 6)
