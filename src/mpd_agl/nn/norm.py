@@ -115,7 +115,7 @@ class TdBatchNorm(nn.Module):
             return i_SNC.to(x_SNC.dtype)
         if not self.training:
             if x_NC.shape[0] == 1:
-                scale_C, shift_C = (a.view(-1, *[1] * (x_NC.dim() - 2)) for a in self.affine_map())
+                scale_C, shift_C = (a.view(-1, *[1] * (x_NC.dim() - 2)) for a in TdBatchNorm.affine_map(self))
                 return (x_SNC * scale_C + shift_C).to(x_SNC.dtype)
             i = F.batch_norm(x_NC, self.running_mean, self.running_var, weight_C, self.bias, False, 0.0, self.eps)
             return i.view(x_SNC.shape)
