@@ -11,7 +11,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, SpikingBlock, StepAffine, fold, predicted
 from mpd_agl.rivals.mpbn import FoldedLIF
 from mpd_agl.rivals.step_norms import TAB, TEBN
-from tests.nn.parts import assert_all_close, gradients, inputs, widths
+from tests.nn.parts import assert_all_close, gradients, inputs, noise, widths
 
 NORMS = ("tebn", "tab", "mpbn")
 
@@ -155,6 +155,7 @@ def test_widths_that_belong_to_each_norm():
 def test_moments_per_step_are_those_of_drawn_currents():
     norm = stirred(TEBN(6, 2)).float()
     (affine,) = norm.affines()
+    torch.testing.assert_close(affine.beta_C, norm(torch.zeros(2, 3, 6)).detach().mean(1))
     tau = torch.tensor(0.7)
     mean_T, std_T = predicted([affine], tau, 2, "exact")
     generator, v = torch.Generator().manual_seed(0), torch.zeros(200_000, 6)
@@ -165,6 +166,14 @@ def test_moments_per_step_are_those_of_drawn_currents():
         apart = sum(tau ** (2 * (t - j)) * affine.beta_C[j].var(correction=0) for j in range(t + 1))
         between = v.mean(0).var(correction=0) - apart
         assert float(v.var() - between) == pytest.approx(float(std_T[t] ** 2), rel=0.02)
+
+
+@pytest.mark.parametrize("make", [TEBN, TAB])
+def test_a_batch_of_one_is_normalised_as_its_row_of_a_larger_one(make):
+    norm, x = stirred(make(3, 3)), noise(1, 2, 3, 4, 4).double()
+    norm(x, 3)
+    norm.eval()
+    torch.testing.assert_close(norm(x[:, :1], 3), norm(x, 3)[:, :1])
 
 
 @pytest.mark.parametrize("name", NORMS)
