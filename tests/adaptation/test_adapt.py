@@ -334,9 +334,7 @@ def test_a_trained_network_is_not_rescaled():
     net.zero_grad()
     with pytest.raises(InputError, match=r"looks trained \(the weights of 0\.1 differ .*calibrate='force'"):
         adapt(net, batch())
-    for norm in (
-        m for m in net.modules() if isinstance(m, nn.BatchNorm1d)
-    ):  # one that never learns is known by its counts
+    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm1d)):  # what never learns is known by counts
         norm.requires_grad_(False).weight.fill_(1), norm.bias.zero_(), norm.num_batches_tracked.fill_(4)
     with pytest.raises(InputError, match=r"looks trained \(0\.1 has counted 4 batches\).*calibrate='force'"):
         adapt(net, batch())
@@ -396,6 +394,15 @@ def test_nan_in_the_batch_is_refused_and_a_later_failure_undoes_the_calibration(
     with pytest.raises(KeyboardInterrupt):
         adapt(net, batch(), forward=forward)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_lazy_layers_get_their_shapes_first():
+    register_own()
+    net = nn.Sequential(nn.LazyLinear(32), OwnNeuron())
+    (row,) = adapt(net, batch()).layers
+    assert (net[0].in_features, row.source) == (10, "measured")
+    assert row.spread == pytest.approx(1, abs=0.03)
+    assert net(batch()).shape == (T, N, 32)
 
 
 def test_a_registered_subclass_is_read_as_registered():

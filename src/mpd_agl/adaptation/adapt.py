@@ -9,19 +9,21 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mpd_agl.adaptation import calibrate as calibration
 from mpd_agl.adaptation import fuse as fusing
 from mpd_agl.adaptation.adapters import Adapter, adapter_of, mean_of, read
 from mpd_agl.adaptation.calibrate import Fit, Watched
 from mpd_agl.adaptation.choose import Calibrate, Choice, Moments, Request, choose, is_predictable
-from mpd_agl.adaptation.find import Forward, Layer, Run, call_network, trace
+from mpd_agl.adaptation.find import Forward, Layer, Run, call_network, to_rest, trace
 from mpd_agl.adaptation.spike import AdaptiveSpike, adaptive_spikes, put_in, take_out
 from mpd_agl.adaptation.surrogates import Shape, measure, with_width
 from mpd_agl.adaptation.undo import rehearsal
 from mpd_agl.core import Surrogate
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn import MeasuredMoments, Method, Neuron, get_method
+from mpd_agl.nn.modes import evaluation_mode
 
 LEGEND = (
     "reads: the norm before the neuron; scale: what its current was multiplied by; to v_th: deviations from the mean "
@@ -211,16 +213,20 @@ def adapt(
     )
     shape = request.shape
     _check(net, batch)
+
+    def run(batch: Any = batch) -> Any:
+        return call_network(net, batch, forward)
+
+    if any(is_lazy(t) for t in (*net.parameters(), *net.buffers())):  # they get their shapes in their first call
+        with evaluation_mode(net), torch.no_grad():
+            run()
+        to_rest(net)
     if calibrate is True:
         calibration.check_untrained(net)
     unscaled = [(p, p.detach().clone()) for p in net.parameters()] if calibrate is not False else []
     layers, refused = _install(net, shape)
     if not layers:
         return Adaptation(method=request.rule, calibrated=False, layers=(), not_adapted=tuple(refused))
-
-    def run(batch: Any = batch) -> Any:
-        return call_network(net, batch, forward)
-
     try:
         rows = _adapt_layers(net, layers, refused, run, request)
         if fuse:

@@ -206,11 +206,10 @@ class AdaptiveSpike(nn.Module):
             mean_T, std_T = self.measured.moments(num_steps)
             return PotentialSums(1, mean_T, std_T.square() + mean_T.square())
 
+        shape = self.surrogate or AsSurrogate(self.function, self.shape)
         return ForeignPotential(
             num_steps=num_steps,
-            neuron=NeuronSpec(
-                tau=self._tau(membrane), v_th=membrane.threshold, surrogate=self.surrogate or AsSurrogate(self)
-            ),
+            neuron=NeuronSpec(tau=self._tau(membrane), v_th=membrane.threshold, surrogate=shape),
             known=lambda kind: self.moments(membrane, num_steps, kind),
             sums=sums,
         )

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -147,24 +147,18 @@ def shaped_spike(u: Tensor, kappa: Tensor, surrogate: Surrogate, *, fires_at_zer
     return s
 
 
-class Stretched(Protocol):
-    """What `AsSurrogate` reads of an AdaptiveSpike."""
-
-    function: SpikeFunction
-    shape: Shape
-
-
 @dataclass(frozen=True)
 class AsSurrogate(Surrogate):
     """The neuron's own function, stretched to a width, as a surrogate of `core`: for rules that read its shape."""
 
     name: ClassVar[str] = "own"
-    spike: Stretched
+    function: SpikeFunction
+    shape: Shape
 
     def grad(self, u: Tensor, kappa: Tensor | float) -> Tensor:
         """`r g'(r u)` with r the natural width over kappa."""
-        ratio = self.spike.shape.width / kappa
-        return ratio * _derivative(self.spike.function, u * ratio)[1]
+        ratio = self.shape.width / kappa
+        return ratio * _derivative(self.function, u * ratio)[1]
 
 
 class _ScaleGradient(torch.autograd.Function):
