@@ -138,12 +138,16 @@ class SpikingBlock(nn.Module):
         elif kind.neuron is not None:
             raise InputError(f"norm {kind.name!r} makes the block's neuron, got one as well. Leave one of them out.")
         else:
+            if method and rule.replaces_neuron:
+                raise InputError(f"method {rule.name!r} is a neuron of its own, got neuron= as well. Leave one out.")
+            if method:
+                rule.surrogate_with(neuron.surrogate)
             norm_v_th = float(torch.as_tensor(_checked(neuron).v_th).detach().mean())
         self.neuron = _checked(neuron)
         if isinstance(norm, nn.Module):
             _refuse_ignored("norm", ["alpha"] if alpha is not None else [])
         elif synapse is not None:
-            norm = kind.norm(channels, v_th=norm_v_th, alpha=alpha or 1.0, num_steps=num_steps)
+            norm = kind.norm(channels, v_th=norm_v_th, alpha=1.0 if alpha is None else alpha, num_steps=num_steps)
         self.norm = None if isinstance(norm, str) else norm
         self.width: Width = checked_rule(self.neuron.width or rule.width())
         self.currents = nn.ModuleList(currents)
@@ -153,6 +157,8 @@ class SpikingBlock(nn.Module):
         of_potential = self.neuron.affines()
         if of_potential is not None:
             return of_potential
+        if self.synapse is None and not self.sources:
+            return None  # nothing is known of the block's input, which is a current
         own = self.sources if self.synapse is None else (self.norm,)
         found = [affines_of(norm) for norm in (*own, *(current.norm for current in self.currents))]
         return None if None in found else [a for each in found for a in each or ()]
@@ -224,7 +230,7 @@ class SpikingBlock(nn.Module):
         if output.stats is not None:
             self.norm.track(output.stats, T // x_SNC.shape[0])  # type: ignore[union-attr, operator]
         if self.neuron.is_watched:
-            self.neuron.show(step, self._current_map(norm, step), output)
+            self.neuron.show(step, current_map(norm, step.x, self.neuron.backend, output.stats), output)
         if carried is not None:
             carried.state = output.state
         return output.spikes

@@ -19,7 +19,7 @@ from mpd_agl.core import RESETS, Surrogate, get_surrogate, lif
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn.called import called_as_module, in_backward
 from mpd_agl.nn.methods import Method, get_method
-from mpd_agl.nn.potential import CAPACITY, Affine, MeasuredMoments, Potential, PotentialSums
+from mpd_agl.nn.potential import Affine, MeasuredMoments, Potential, PotentialSums
 from mpd_agl.nn.width import Width, checked_rule, widths_of
 from mpd_agl.ops import (
     BACKENDS,
@@ -35,12 +35,6 @@ from mpd_agl.ops import (
 )
 
 Reset = Literal["hard", "soft"]
-
-MEASURE_EVERY = 10
-"""Training calls between two measurements of the potential's moments.
-
-A measurement is one more pass over the current, so it adds a tenth of a pass to each call.
-"""
 
 
 class Carried:
@@ -114,7 +108,6 @@ class Neuron(nn.Module):
         measures = width is not None and width.needs == "moments"
         self.measured: MeasuredMoments | None = MeasuredMoments() if measures else None
         self._watchers: OrderedDict[int, Callable[[Observed], None]] = OrderedDict()
-        self._calls = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watchers": OrderedDict()}  # a copy or a pickle of a watched network is not watched
@@ -194,15 +187,19 @@ class Neuron(nn.Module):
 
     def potentials(self, step: StepInput) -> Tensor:
         """v_t before reset of all T steps: for rules and monitors that need more than sums."""
-        c, i_TNC = self.constants(), step.currents()
-        ones_T = i_TNC.new_ones(step.num_steps)
-        dynamics = {"v_th": c.v_th, "reset": c.reset, "decay_input": c.decay_input, "channel_dim": c.channel_dim}
-        return lif(i_TNC, c.tau, ones_T, state=step.state, **dynamics)[1].detach()  # type: ignore[arg-type]
+        if self.has_own_equations:
+            raise InputError(
+                f"the potentials of {type(self).__name__} are asked for, and it has equations of its own. "
+                "Write its potentials(step), or return StepDetails(potentials) from run."
+            )
+        return lif_potentials(self.constants(), step)
 
     @torch.no_grad()
     def sums(self, step: StepInput, current: CurrentMap | None = None) -> PotentialSums:
         """Sums of the potentials of this call, in this process."""
-        if type(self).potentials is not Neuron.potentials:
+        if self.has_own_equations:
+            if current is not None:
+                raise InputError("the potentials of a neuron with equations of its own are measured on its current.")
             return PotentialSums.of(self.potentials(step))
         ones_T = torch.ones(step.num_steps, device=step.x.device)
         sums_T6 = probe(step.x, current, self.constants(), ones_T, step.state)
@@ -238,18 +235,18 @@ class Neuron(nn.Module):
 
         They are measured on sequences that start at rest: where a sequence comes in pieces, on its first piece.
         Evaluation and a checkpoint's second pass measure nothing. A compiled graph would freeze the count of calls, so
-        it measures the current batch until moments are known.
+        in training it takes the current batch's own.
         """
         measured = self.measured
         assert measured is not None
-        if not self.training or in_backward() or carried or torch.compiler.is_compiling():
-            if measured.known:
+        compiling = torch.compiler.is_compiling()
+        if not self.training or in_backward() or carried or compiling:
+            if measured.known and not (compiling and self.training):
                 return measured.moments(num_steps)
-            mean_T, var_T = sums().moments()  # nothing was measured yet: this batch's own
+            mean_T, var_T = sums().shared(self.sync if self.training else LOCAL).moments()  # this batch's own
             return mean_T.float(), var_T.sqrt().float()
-        if measured.known < min(num_steps, CAPACITY) or self._calls % MEASURE_EVERY == 0:
+        if measured.is_due(num_steps):
             measured.update(sums())
-        self._calls += 1
         return measured.moments(num_steps)
 
     def own_widths(self, step: StepInput) -> Widths:
@@ -332,6 +329,14 @@ class Neuron(nn.Module):
         tau, v_th = (_shown(a) for a in (self.tau, self.v_th))
         more = [f"reset={self.reset}"] * (self.reset != "hard") + ["decay_input"] * self.decay_input
         return ", ".join([f"tau={tau}", f"v_th={v_th}", f"surrogate={self.surrogate.name}", *more])
+
+
+def lif_potentials(constants: NeuronSpec, step: StepInput) -> Tensor:
+    """v_t before reset of all T steps, of a neuron with the equations of a LIF."""
+    c, i_TNC = constants, step.currents()
+    dynamics = {"v_th": c.v_th, "reset": c.reset, "decay_input": c.decay_input, "channel_dim": c.channel_dim}
+    found = lif(i_TNC, c.tau, i_TNC.new_ones(step.num_steps), state=step.state, **dynamics)  # type: ignore[arg-type]
+    return found[1].detach()
 
 
 def _shown(value: Tensor | float) -> str:

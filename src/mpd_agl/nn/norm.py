@@ -33,6 +33,8 @@ class TdBatchNorm(nn.Module):
         super().__init__()
         if v_th <= 0:
             raise InputError(f"v_th must be positive, got {v_th}. The paper uses 0.5.")
+        if alpha <= 0:
+            raise InputError(f"alpha must be positive, got {alpha}. The paper uses 1.")
         self.num_features, self.v_th, self.alpha, self.eps, self.momentum = num_features, v_th, alpha, eps, momentum
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))

@@ -126,7 +126,8 @@ class Potential:
         """mean_T and std_T of the potential before reset."""
         if self.affines:
             # Theorem 2 distinguishes the first step from all later ones; a neuron that continues is at a later one.
-            past = 1 if self.carried else 0
+            # A norm with parameters per step has them for the steps of this call alone.
+            past = 1 if self.carried and all(a.gamma_C.dim() == 1 for a in self.affines) else 0
             input_scale = 1 - self.tau if self.neuron.decay_input else 1.0
             mean_T, std_T = predicted(self.affines, self.tau, self.num_steps + past, kind, input_scale=input_scale)
             return mean_T[past:], std_T[past:]
@@ -186,6 +187,11 @@ def _current_moments(affines: Sequence[Affine], kind: Moments) -> tuple[Tensor, 
     return mean, torch.stack([s * s for _, s in parts]).sum().sqrt()
 
 
+MEASURE_EVERY = 10
+"""Training calls between two measurements of the potential's moments.
+
+A measurement is one more pass over the current, so it adds a tenth of a pass to each call.
+"""
 CAPACITY = 64
 """Timesteps that are measured; later ones take the last one's moments. The buffers' shape never changes."""
 
@@ -205,6 +211,7 @@ class MeasuredMoments(nn.Module):
     mean: Tensor
     var: Tensor
     steps: Tensor
+    calls: Tensor
     sync: Sync = LOCAL
     """The processes that hold the other parts of each training batch; set by `share_batch`."""
 
@@ -216,7 +223,9 @@ class MeasuredMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(CAPACITY))
         self.register_buffer("var", torch.ones(CAPACITY))
         self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("calls", torch.tensor(0))
         self._known: int | None = 0
+        self._calls: int | None = 0
 
     @property
     def known(self) -> int:
@@ -224,6 +233,13 @@ class MeasuredMoments(nn.Module):
         if self._known is None:
             self._known = int(self.steps)
         return self._known
+
+    def is_due(self, num_steps: int) -> bool:
+        """Count a training call; whether it should measure."""
+        calls = int(self.calls) if self._calls is None else self._calls
+        self._calls = calls + 1
+        self.calls.fill_(calls + 1)
+        return self.known < min(num_steps, CAPACITY) or calls % MEASURE_EVERY == 0
 
     @torch.no_grad()
     def update(self, sums: PotentialSums) -> None:
@@ -248,11 +264,12 @@ class MeasuredMoments(nn.Module):
         return next(longer), next(longer)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-        self._known = None  # to be read from what is loaded
+        self._known = self._calls = None  # to be read from what is loaded
+        state_dict.setdefault(f"{prefix}calls", torch.tensor(0))  # not in weights of 0.2
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_known": None}
+        return {**self.__dict__, "_known": None, "_calls": None}
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from mpd_agl.core import lif
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF
+from mpd_agl.nn.neuron import lif_potentials
 from mpd_agl.ops import NeuronSpec, StepDetails, StepInput, StepOutput
 
 
@@ -60,6 +61,10 @@ class ASGLNeuron(LIF):
             fire=fire,
         )
         return step.output(s_TNC, state, StepDetails(v_TNC.detach()))
+
+    def potentials(self, step: StepInput) -> Tensor:
+        """With spikes alone, as in evaluation."""
+        return lif_potentials(self.constants(), step)
 
     def portable(self) -> NeuronSpec:
         """In evaluation it is a LIF."""

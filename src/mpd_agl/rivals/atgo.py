@@ -10,6 +10,7 @@ from mpd_agl.core import KAPPA_MIN, Surrogate, lif, spike
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.nn import PLIF, PotentialSums
 from mpd_agl.nn.called import in_backward
+from mpd_agl.nn.neuron import lif_potentials
 from mpd_agl.nn.potential import CAPACITY
 from mpd_agl.ops import StepDetails, StepInput, StepOutput, Widths, fused_step, probe
 
@@ -135,7 +136,7 @@ class AtgoNeuron(PLIF):
             one = StepInput(i_1NC, 1, state=kept, want_state=True)
             theta, kappa = self._threshold_and_width(one, t)
             if self.is_watched:
-                v_T.append(super().potentials(one)[0])
+                v_T.append(lif_potentials(spec, one)[0])
             found = fused_step(None, replace(spec, v_th=theta), one._replace(widths=Widths(kappa.expand(1))))
             kept = found.state
             # Channels innermost, as convolutions want it.

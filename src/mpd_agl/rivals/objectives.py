@@ -199,7 +199,7 @@ def _tandem(task: Task, net: Network, teacher: nn.Module, last: str) -> list[str
             "Train a teacher of the same network: --model.ann.",
             "other-teacher",
         )
-    if any(getattr(m.neuron, "scaled", False) for m in own.values()):
+    if any(float(m.neuron.height) != 1 for m in own.values()):
         raise InputError(
             f"loss ltl compares firing rates, and neurons of method {task.config.method!r} give v_th where they fire. "
             "Use another method.",

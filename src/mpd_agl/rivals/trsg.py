@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from mpd_agl.errors import InputError
 from mpd_agl.nn import LIF, PLIF, Neuron
 from mpd_agl.nn.called import in_backward
-from mpd_agl.nn.neuron import checked_threshold
+from mpd_agl.nn.neuron import checked_threshold, lif_potentials
 from mpd_agl.ops import StepInput, StepOutput, fused_step
 from mpd_agl.rivals.widths import RelativeWidth
 
@@ -44,6 +44,12 @@ class MPInit(Neuron):
             self._learn(output)
         spikes = output.spikes if step.residual is None else output.spikes + step.residual
         return output._replace(spikes=spikes, state=output.state if step.want_state else None)
+
+    def potentials(self, step: StepInput) -> Tensor:
+        """From m, where no state is passed in."""
+        if step.state is None:
+            step = step._replace(state=self.start.to(step.currents(), copy=True).expand(step.x.shape[1:]))
+        return lif_potentials(self.constants(), step)
 
     @torch.no_grad()
     def _learn(self, output: StepOutput) -> None:
@@ -83,6 +89,10 @@ class TrSGNeuron(PLIF):
     def height(self) -> Tensor:  # type: ignore[override]
         """theta."""
         return self.v_th.detach()
+
+    def potentials(self, step: StepInput) -> Tensor:
+        """A LIF's."""
+        return lif_potentials(self.constants(), step)
 
     def run(self, step: StepInput) -> StepOutput:
         """theta times the spikes; the residual is added behind."""

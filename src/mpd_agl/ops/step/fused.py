@@ -186,17 +186,21 @@ def _differentiable(ctx: Any, g_TMC: Tensor, g_state_MC: Tensor | None) -> tuple
     inputs = {0: x_SMC, 1: weight_C, 2: bias_C, 5: tau, 6: v_th, 7: kappa_T, 10: state_MC}
     wanted = {place: a for place, a in inputs.items() if ctx.needs_input_grad[place]}
     seeds = g_TMC.to(spikes.dtype), g_state_MC
-    found = torch.autograd.grad((spikes, state), [*wanted.values()], seeds, create_graph=True, allow_unused=True)
-    grads: dict[int, Tensor | None] = {**dict(zip(wanted, found, strict=True)), 9: g_TMC}
+    grads: dict[int, Tensor | None] = {9: g_TMC}
+    if wanted:
+        found = torch.autograd.grad((spikes, state), [*wanted.values()], seeds, create_graph=True, allow_unused=True)
+        grads |= dict(zip(wanted, found, strict=True))
     return tuple(grads.get(place) for place in range(12))
 
 
-def current_map(norm: NormSpec | None, x_SNC: Tensor, backend: str = "auto") -> CurrentMap | None:
-    """The norm as one affine map, with the statistics that a step on this x uses; None without a norm."""
+def current_map(
+    norm: NormSpec | None, x_SNC: Tensor, backend: str = "auto", stats: BatchStats | None = None
+) -> CurrentMap | None:
+    """The norm as one affine map, with the statistics that a step on this x uses, or used; None without a norm."""
     if norm is None:
         return None
-    mean_C, var_C = norm.mean, norm.var
-    if norm.batch_stats:
+    mean_C, var_C = (norm.mean, norm.var) if stats is None else stats[:2]
+    if norm.batch_stats and stats is None:
         kernels = _kernels(backend, x_SNC)
         mean_C, var_C, _ = _stats(kernels.input(by_channel(x_SNC.shape, 2).rows(x_SNC)), kernels, norm.sync)
     scale_C = norm.weight * norm.amplitude * torch.rsqrt(var_C + norm.eps)
