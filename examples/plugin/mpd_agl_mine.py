@@ -116,7 +116,7 @@ CLASSES = ("horizontal", "vertical")
 
 def read_stripes(split: str, options: LoadOptions) -> ArraySet:
     """Noisy stripes, drawn from a fixed seed; a reader of files would look into `options.data_dir`."""
-    noise = options.own.noise if isinstance(options.own, StripesOptions) else StripesOptions().noise
+    noise = options.table.noise
     rng = np.random.default_rng(0 if split == "train" else 1)
     count = SAMPLES[split]
     y_N = rng.integers(0, 2, count)

@@ -58,7 +58,7 @@ def register_model(
     where they differ from that class's, for example `{"in_channels": 2}`.
     """
     entry = Entry(build, defaults or {}, about, options)
-    if MODELS.setdefault(name, entry) is not entry:
+    if MODELS.setdefault(name, entry) != entry:
         raise InputError(f"there is a network {name!r} already. Give yours another name.", "taken-name")
 
 

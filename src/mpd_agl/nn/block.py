@@ -120,6 +120,7 @@ class SpikingBlock(nn.Module):
         asked = {"tau": tau, "v_th": v_th, "detach_reset": detach_reset, "backend": backend}
         options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if neuron is not None:
+            _checked(neuron)
             ignored = {**options, **({"surrogate": surrogate} if surrogate else {})}
             _refuse_ignored("neuron", [*ignored, *(["method"] if neuron.width and method else [])])
         rule = get_method(method or "mpd-agl")
@@ -142,7 +143,7 @@ class SpikingBlock(nn.Module):
                 raise InputError(f"method {rule.name!r} is a neuron of its own, got neuron= as well. Leave one out.")
             if method:
                 rule.surrogate_with(neuron.surrogate)
-            norm_v_th = float(torch.as_tensor(_checked(neuron).v_th).detach().mean())
+            norm_v_th = float(torch.as_tensor(neuron.v_th).detach().mean())
         self.neuron = _checked(neuron)
         if isinstance(norm, nn.Module):
             _refuse_ignored("norm", ["alpha"] if alpha is not None else [])

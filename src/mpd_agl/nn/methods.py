@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 
 from pydantic import Field
 from torch import nn
@@ -27,10 +28,10 @@ class Method:
 
     name: str
     neuron: Callable[..., nn.Module]
-    """Called with tau, v_th, surrogate, detach_reset and backend; a `Neuron`, or a module that takes `(i_TNC, widths)`
-    and has `tau` and `v_th`."""
+    """Makes the `Neuron`; called with those of tau, v_th, surrogate, detach_reset and backend that are not at their
+    defaults, and with the method's options that it has a parameter for."""
     width: Callable[..., Width]
-    """Makes the rule, with the method's options as keywords."""
+    """Makes the rule; called with the method's options that it has a parameter for."""
     about: str
     surrogate: str | Surrogate | None = None
     """A shape that belongs to the method; None leaves it to the user."""
@@ -43,7 +44,7 @@ class Method:
     max_steps: int = 0
     """The most timesteps that the method trains; 0: any number."""
     options: type[ConfigTable] = ConfigTable
-    """The method's own options; `width` is called with them. `create_model` and a run's `[model]` take them."""
+    """The method's own options, which `create_model` and a run's `[model]` take."""
     constants: Callable[[], Mapping[str, float]] = dict
     """Numbers of the rule that were chosen and that no option sets. Runs with other numbers are other runs."""
 
@@ -64,7 +65,10 @@ class Method:
     def with_options(self, values: object) -> "Method":
         """The method with its own options taken from an object that has them as attributes."""
         own = {name: getattr(values, name) for name in self.options.model_fields if hasattr(values, name)}
-        return replace(self, width=partial(self.width, **own)) if own else self
+        of_width = {name: value for name, value in own.items() if name in signature(self.width).parameters}
+        of_neuron = {name: value for name, value in own.items() if name not in of_width}
+        width = partial(self.width, **of_width) if of_width else self.width
+        return replace(self, width=width, neuron=partial(self.neuron, **of_neuron) if of_neuron else self.neuron)
 
 
 METHODS: dict[str, Method] = {}

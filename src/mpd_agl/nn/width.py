@@ -39,11 +39,21 @@ class Width(nn.Module):
 def widths_of(rule: nn.Module, potential: Potential) -> Widths:
     """What a rule gives, checked."""
     found = rule(potential)
+    name, wanted = type(rule).__name__, "returns Widths(kappa_T) or Widths(kappa_T, gain_T), one value per timestep"
     if not isinstance(found, Widths):
-        raise InputError(
-            f"a width rule returns Widths(kappa_T) or Widths(kappa_T, gain_T), got {type(found).__name__} from "
-            f"{type(rule).__name__}. Import Widths from mpd_agl.nn."
-        )
+        raise InputError(f"a width rule {wanted}, got {type(found).__name__} from {name}. It is in mpd_agl.nn.")
+    for values_T in found:
+        if values_T is None:
+            continue
+        if not isinstance(values_T, Tensor) or values_T.shape != (potential.num_steps,):
+            got = tuple(values_T.shape) if isinstance(values_T, Tensor) else repr(values_T)
+            raise InputError(f"a width rule {wanted}, ({potential.num_steps},), got {got} from {name}.")
+        looks = values_T.device.type == "cpu" and not torch.compiler.is_compiling()
+        if looks and not bool((values_T.isfinite() & (values_T > 0)).all()):
+            raise InputError(
+                f"the width rule {name} gave {values_T.tolist()}, and widths and gains are positive and finite. "
+                "Check what it reads, or use a smaller learning rate."
+            )
     return found
 
 
