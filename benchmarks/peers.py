@@ -21,7 +21,7 @@ class PeerBlock(nn.Module):
 
     def __init__(self, block: SpikingBlock) -> None:
         super().__init__()
-        if block.synapse is None or block.norm is None or block.norm.per_step:
+        if block.synapse is None or type(block.norm) is not TdBatchNorm:
             raise InputError(
                 "the peers' networks are rebuilt from synapse, tdBN and neuron, and this network has other blocks. "
                 "Compare another network, such as resnet19."

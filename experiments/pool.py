@@ -26,7 +26,7 @@ def run_name(config: RunConfig) -> str:
     """One readable name per configuration. Fields at their defaults do not count: new fields rename no old runs.
 
     >>> run_name(RunConfig(seed=1)), run_name(RunConfig(seed=1)) == run_name(RunConfig(seed=2))
-    ('cifar10-resnet19-mpd-agl-s1-a4bbadc1', False)
+    ('cifar10-resnet19-t2-mpd-agl-s1-a4bbadc1', False)
     """
     flat = flatten(config.model_dump(mode="json", exclude_defaults=True))
     kept = {name: value for name, value in sorted(flat.items()) if _counts(name, value)}

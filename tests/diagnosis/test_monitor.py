@@ -136,7 +136,7 @@ def test_a_look_without_gradients_moves_no_running_moment():
     net = nn.Sequential(nn.Linear(F, 4), neuron)
     net(currents()).sum().backward()
     before = [b.clone() for b in neuron.measured.buffers()]
-    monitor = Monitor(net, every=1)
+    monitor = Monitor(net.eval(), every=1, when="evaluation")
     with torch.no_grad():
         net(3 * currents())
     assert monitor.step().layers["1"].kappa_T[0] > 0
@@ -205,12 +205,11 @@ def test_copies_and_pickles_are_not_watched(kind):
 
 def test_what_cannot_be_watched_is_told():
     class Unknown(nn.Module):
-        tau, v_th = torch.tensor(0.5), 0.5
-
-        def forward(self, i, kappa_T):
+        def forward(self, i):
             return (i > 0.5).float()
 
-    unknown = SpikingBlock(nn.Linear(F, 4), neuron=Unknown())
+    unknown = SpikingBlock(nn.Linear(F, 4))
+    unknown.neuron = Unknown()
     monitor = Monitor(nn.Sequential(unknown, Own()), every=1)
     assert monitor.layers == ["1"]
     assert "Unknown" in monitor.not_watched["0"]

@@ -71,7 +71,7 @@ def test_a_plain_neuron_follows_the_options_of_its_neuron(reset, decay_input):
     expected = torch.stack(spikes)
     assert 0.1 < expected.mean() < 0.9
     assert torch.equal(PlainNeuron(neuron)(i_TNC), expected)
-    one = PlainNeuron(neuron)(i_TNC[:1], torch.ones(6))
+    one = PlainNeuron(neuron)(i_TNC[:1], num_steps=6)
     assert torch.equal(one, PlainNeuron(neuron)(i_TNC[:1].expand(6, 4, 3)))
 
 

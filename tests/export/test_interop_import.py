@@ -75,7 +75,7 @@ def test_the_authors_resnet19(tmp_path: Path) -> None:
 def test_a_potential_at_the_threshold_fires_as_the_authors_does() -> None:
     """Their neuron fires at `v >= v_th`, so an imported network needs no correction at exactly the threshold."""
     net = create_model("cnn8")
-    spikes = net.conv1.neuron(torch.tensor([[[0.5, 0.5 - 2**-20]]]), torch.ones(1))
+    spikes = net.conv1.neuron(torch.tensor([[[0.5, 0.5 - 2**-20]]]))
     assert spikes.tolist() == [[[1.0, 0.0]]]
 
 

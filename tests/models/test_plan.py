@@ -185,7 +185,7 @@ def test_what_a_plan_refuses():
     assert "conv2 has GroupNorm" in plan_unavailable(net)
     net.conv2.norm = None
     net.conv2.neuron = nn.ReLU().eval()
-    assert "conv2 has ReLU" in plan_unavailable(net)
+    assert "neurons of mpd_agl.nn, got ReLU" in plan_unavailable(net)
 
 
 @pytest.mark.parametrize("name", NAMES)

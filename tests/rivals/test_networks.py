@@ -215,7 +215,7 @@ def test_a_plan_gives_the_networks_logits_or_says_why_not(options, why):
 def test_refused_combinations():
     for text, options in {
         "unknown norm": {"name": "cnn8", "norm": "layer"},
-        "attention must be one of": {"name": "cnn8", "attention": "se"},
+        "unknown attention 'se'": {"name": "cnn8", "attention": "se"},
         "an ANN has none": {"name": "cnn8", "attention": "tcja", "ann": True},
         "statten has its own attention": {"name": "statten", "attention": "tcja"},
         "needs a multiple of them, got num_steps=2": {"name": "statten", "attention_steps": 3},

@@ -15,6 +15,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.export.plainstep import PlainNeuron
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, PLIF, SpikingBlock, Widths, get_method
+from mpd_agl.nn.methods import StartWidth
 from mpd_agl.rivals.asgl import ASGLNeuron
 from mpd_agl.rivals.atgo import AtgoNeuron, atgo
 from mpd_agl.rivals.neurons import MPRNeuron, diet_neuron
@@ -140,11 +141,11 @@ REFERENCES = {
     "mpr": (MPRNeuron, lambda i, p: mpr(i, float(torch.tensor(0.3)))),
     "ds-atgo": (AtgoNeuron, lambda i, p: ds_atgo(i, torch.sigmoid(p["rho"]), 0.5, "threshold")[0]),
     "asgl": (
-        lambda tau: ASGLNeuron(tau=tau, width=get_method("asgl", kappa=1.6).width()),
+        lambda tau: ASGLNeuron(tau=tau, width=get_method("asgl").with_options(StartWidth(kappa=1.6)).width()),
         lambda i, p: asgl(i, float(torch.tensor(0.3)), p["width.slope"], 0.2),
     ),
     "psg": (
-        lambda tau: PLIF(tau=tau, method=get_method("psg", kappa=1.6)),
+        lambda tau: PLIF(tau=tau, method=get_method("psg").with_options(StartWidth(kappa=1.6))),
         lambda i, p: psg(i, p["rho"].sigmoid(), p["width.kappa"]),
     ),
     "ds-atgo-sigma": (get_method("ds-atgo-sigma").neuron, lambda i, p: ds_atgo(i, p["rho"].sigmoid(), 0.5, "sigma")[0]),

@@ -233,7 +233,7 @@ class AdaptiveSpike(nn.Module):
         mean_T, std_T = predicted(
             affines, torch.zeros_like(tau), num_steps, kind, input_scale=mean_of(membrane.input_scale)
         )
-        steps_T = torch.arange(num_steps, device=tau.device)
+        steps_T, tau = torch.arange(num_steps, device=tau.device), tau.to(mean_T)
         kept_TT = tau.pow((steps_T[:, None] - steps_T).clamp_min(0)).tril()
         return kept_TT @ mean_T, (kept_TT.square() @ std_T.square()).sqrt()
 

@@ -120,7 +120,7 @@ class SpikingBlock(nn.Module):
         asked = {"tau": tau, "v_th": v_th, "detach_reset": detach_reset, "backend": backend}
         options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if neuron is not None:
-            _checked(neuron)
+            checked_neuron(neuron)
             ignored = {**options, **({"surrogate": surrogate} if surrogate else {})}
             _refuse_ignored("neuron", [*ignored, *(["method"] if neuron.width and method else [])])
         rule = get_method(method or "mpd-agl")
@@ -144,7 +144,7 @@ class SpikingBlock(nn.Module):
             if method:
                 rule.surrogate_with(neuron.surrogate)
             norm_v_th = float(torch.as_tensor(neuron.v_th).detach().mean())
-        self.neuron = _checked(neuron)
+        self.neuron = checked_neuron(neuron)
         if isinstance(norm, nn.Module):
             _refuse_ignored("norm", ["alpha"] if alpha is not None else [])
         elif synapse is not None:
@@ -213,7 +213,7 @@ class SpikingBlock(nn.Module):
         carried: Carried | None,
     ) -> Tensor:
         x_SNC = synapse_over_time(self.synapse, s_SNC, self.conv_impl)
-        neuron = self.neuron.spec()
+        neuron = checked_neuron(self.neuron).spec()
         norm = norm_spec(self.norm) if neuron is not None and not self.currents else None
         if norm is None:
             x_SNC = normalised(self.norm, x_SNC, T)
@@ -270,7 +270,7 @@ class SpikingBlock(nn.Module):
         return T
 
 
-def _checked(neuron: object) -> Neuron:
+def checked_neuron(neuron: object) -> Neuron:
     """Refuse what a block cannot run."""
     if not isinstance(neuron, Neuron):
         raise InputError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpd_agl.errors import InputError
 from mpd_agl.nn.ann import AnnBlock
-from mpd_agl.nn.block import Current, SpikingBlock
+from mpd_agl.nn.block import Current, SpikingBlock, checked_neuron
 from mpd_agl.nn.called import described
 from mpd_agl.nn.width import FixedWidth
 
@@ -96,7 +96,7 @@ def _fold_norm(module: SpikingBlock | Current | AnnBlock) -> None:
 
 
 def _fold_neuron(block: SpikingBlock) -> None:
-    neuron, sign_C = block.neuron.for_inference()
+    neuron, sign_C = checked_neuron(block.neuron).for_inference()
     if sign_C is not None and bool((sign_C < 0).any()):
         if block.synapse is None or block.norm is not None or block.currents:
             return  # no weights of its own whose sign could be turned: the neuron keeps its norm

@@ -36,5 +36,5 @@ def state_from_card(card: Card, net: nn.Module) -> dict[str, Tensor]:
     if not isinstance(net, Network):
         raise InputError(f"model.weights {card.name!r} holds weights of {card.model}. Use --model.name {card.model}.")
     options = {k: v for k, v in dict(net.options).items() if k not in TRAINING_ONLY}
-    check_options(card, net.name, options, options, fix="Use --model.{name} {own}.")
+    check_options(card, net.name, options, dict(net.options), fix="Use --model.{name} {own}.")
     return fitting_state(card, pretrained_state(card), net.state_dict(), net.options.num_classes)
