@@ -190,11 +190,12 @@ def test_a_chain_trains_in_float64_and_on_meta_before_a_cpu():
     assert x.grad.dtype == torch.float64
 
 
-def test_nan_in_a_norm_stays_in_the_width():
+def test_nan_in_a_norm_is_refused_with_the_rule_that_met_it():
     block = plain_block(9)
     with torch.no_grad():
         block.norm.weight[0] = float("nan")
-    assert bool(widths(block, 2).kappa_T.isnan().all())
+    with pytest.raises(InputError, match=r"ChainWidth gave \[nan, nan\]"):
+        widths(block, 2)
 
 
 class Flat(Surrogate):
