@@ -138,19 +138,6 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a row is the true class" in out
 
 
-def test_evaluate_with_other_convolutions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scores = {}
-    for conv_impl in ("dense", "event", "auto"):
-        assert main(["evaluate", str(runs / "one"), "--json", "--conv-impl", conv_impl]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["config"]["model"]["conv_impl"] == conv_impl
-        scores[conv_impl] = told["results"][0]["loss"]
-    assert scores["event"] == pytest.approx(scores["dense"], rel=1e-5)
-    assert scores["auto"] == pytest.approx(scores["dense"], rel=1e-5)
-    assert main(["evaluate", str(runs / "one"), "--conv-impl", "event"]) == 0
-    assert "event convolutions, test set" in capsys.readouterr().out
-
-
 def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     paths = []
