@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import COMMANDS, main
-from mpd_agl.ops import backends_here, native
+from mpd_agl.ops import backends_here, library
 from mpd_agl.ops.conv import rule
 from mpd_agl.train.runfolder import RunFolder, find_run
 from tests.refused import refused
@@ -73,7 +73,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert len(record["data"]["train"]["sha256"]) == len(record["data"]["train"]["subset_hash"]) == 64
     assert record["seeds"] == {"run": 0, "split": 0}
     if not backends_here()["native"]:
-        assert record["convs"] == {"rule": rule.VERSION, "simd": native.level()}
+        assert record["convs"] == {"rule": rule.VERSION, "simd": library.level()}
     assert record["backend"] in ("native", "compiled", "eager")
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
