@@ -1,4 +1,4 @@
-"""A part of the page: a title, one sentence that tells what to see, panels, perhaps a table; also as Markdown."""
+"""A part of the page: a title, one sentence that says what to see, panels, perhaps a table; also as Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class PageSection:
     table: Table | None = None
     notes: list[str] = field(default_factory=list)
     small: bool = False
-    """Panels that may stand more to a row."""
+    """Panels of which more fit into a row."""
     wide: bool = False
     """One panel that needs the page's whole width."""
     details: Table | None = None

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError
-from mpd_agl.options import ConfigTable, sentences
+from mpd_agl.options import ConfigTable, flatten, sentences
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.presets import read_preset
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve
+from mpd_agl.train.resolve import as_error, merge, nest, read_toml, resolve
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
+from mpd_agl.options import flatten
 from mpd_agl.records import canonical, explain, lock_file, write_atomic
 from mpd_agl.sweeps import optuna_study as studies
 from mpd_agl.sweeps.config import Sweep, changed
@@ -20,7 +21,7 @@ from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
 from mpd_agl.train.config import FREE_ON_RESUME
 from mpd_agl.train.observe import Display
-from mpd_agl.train.resolve import flatten, merge, nest, resolve, to_toml
+from mpd_agl.train.resolve import merge, nest, resolve, to_toml
 
 Report = Callable[[dict[str, Any]], None]
 """Takes the row of a trial that has ended."""
