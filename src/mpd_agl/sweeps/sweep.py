@@ -16,7 +16,7 @@ from mpd_agl.options import flatten
 from mpd_agl.records import canonical, explain, lock_file, write_atomic
 from mpd_agl.sweeps import optuna_study as studies
 from mpd_agl.sweeps.config import Sweep, changed
-from mpd_agl.sweeps.jobs import Done, Jobs
+from mpd_agl.sweeps.jobs import Done, Processes
 from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
 from mpd_agl.train.config import FREE_ON_RESUME
@@ -86,7 +86,7 @@ def run_here(
         report(studies.rows(study, sweep)[number])
 
 
-def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, report: Report) -> None:
+def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Processes, report: Report) -> None:
     """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
     running: dict[int, Done] = {}
     reached: dict[int, list[Any]] = {}
