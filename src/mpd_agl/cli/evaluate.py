@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -171,7 +171,7 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
                 "loss": e.loss,
                 "per_class": e.per_class_K,
                 "confusion": e.confusion_KK.tolist(),
-                "early": [row.to_dict() for row in tested.early.get(T, [])],
+                "early": [asdict(row) for row in tested.early.get(T, [])],
             }
             for T, e in tested.results.items()
         ],

@@ -176,7 +176,7 @@ def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     """Print the configuration, and what it would cost."""
     e = measure(config)  # first, so that an error is printed alone
     if as_json:
-        print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))
+        print(json.dumps({"config": config.model_dump(mode="json"), "estimate": vars(e)}))
         return 0
     print(to_toml(config))
     T, N = config.model.num_steps, config.train.batch_size

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -79,10 +78,6 @@ class Early:
     """Share of samples that took 1, 2, .. T steps."""
     ms_per_image: float
     """Of the network alone."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def early_answers(
