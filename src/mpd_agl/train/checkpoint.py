@@ -230,12 +230,10 @@ def set_aside(root: Path) -> list[str]:
 
 
 def _put_aside(path: Path) -> Path:
-    for number in range(1, 1000):
-        target = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
-        if not target.exists():
-            os.rename(path, target)
-            return target
-    raise InputError(f"{path.parent} holds 999 damaged checkpoints of one position. Check the disk.")
+    before = len(list(path.parent.glob(f"{path.name}.damaged*")))
+    target = path.with_name(f"{path.name}.damaged" + (f"-{before + 1}" if before else ""))
+    os.rename(path, target)
+    return target
 
 
 def prune(root: Path, keep_last: int, best: Position | None) -> None:
