@@ -9,11 +9,12 @@ from pathlib import Path
 
 from mpd_agl.errors import InputError
 from mpd_agl.models import list_pretrained, pretrained_card
+from mpd_agl.options import flatten
 from mpd_agl.records import RunRecord, TornRecord, read_record
 from mpd_agl.train.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.train.console import time_left
 from mpd_agl.train.observe import Display
-from mpd_agl.train.resolve import flatten, merge, nest, resolve, rule_facts
+from mpd_agl.train.resolve import merge, nest, resolve, rule_facts
 from mpd_agl.train.runfolder import MARK, in_use
 
 

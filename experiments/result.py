@@ -15,7 +15,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import list_pretrained
 from mpd_agl.report import draw
 from mpd_agl.report.runs import check_comparable, read_run
-from mpd_agl.report.section import PageSection, markdown
+from mpd_agl.report.section import PageSection, Table
 from mpd_agl.train.resolve import resolve
 
 
@@ -195,3 +195,31 @@ def _plain(value: Any) -> Any:
 
 def _is_bundled(field: str, value: Any) -> bool:
     return field.endswith("weights") and value in list_pretrained()
+
+
+def markdown(section: PageSection, figures: Sequence[str] = ()) -> str:
+    """Title, sentence, figures, table, notes; the same text for the same records."""
+    parts = [f"# {_cell(section.title)}", section.sentence]
+    parts += [f"![{_cell(p.alt)}]({name})" for p, name in zip(section.panels, figures, strict=False)]
+    if section.table is not None:
+        parts.append(_table(section.table))
+    parts += section.notes
+    parts += [_table(section.details)] if section.details is not None else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(t: Table) -> str:
+    """Rows as a Markdown table.
+
+    >>> print(_table(Table(("method", "%"), [["a|b", "1"]], numbers=(1,))))
+    | method | % |
+    |---|---:|
+    | a\\|b | 1 |
+    """
+    rule = "|" + "|".join("---:" if i in t.numbers else "---" for i in range(len(t.head))) + "|"
+    rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in (t.head, *t.rows)]
+    return "\n".join([rows[0], rule, *rows[1:]])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

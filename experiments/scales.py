@@ -6,9 +6,10 @@ from typing import Any
 from experiments.study import Study, Variant, split_method
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import list_pretrained
+from mpd_agl.options import flatten
 from mpd_agl.train.config import FREE_ON_RESUME, RunConfig
 from mpd_agl.train.presets import read_preset
-from mpd_agl.train.resolve import flatten, merge, nest, resolve
+from mpd_agl.train.resolve import merge, nest, resolve
 
 SCALES = {
     "paper": "the paper's settings; needs a GPU",

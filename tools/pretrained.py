@@ -282,7 +282,8 @@ def differences(config: dict[str, Any], num_steps: int) -> str:
         base = read_preset(preset)
     except InputError:
         return ""
-    from mpd_agl.train.resolve import flatten, resolve
+    from mpd_agl.options import flatten
+    from mpd_agl.train.resolve import resolve
 
     usual = flatten(resolve(base).model_dump(mode="json"))
     skip = ("data.data_dir", "train.threads", "train.workers", "checkpoint.", "track.", "monitor.")

@@ -4,7 +4,7 @@ An entry of a registry (a network, a method, a data set, an objective) names a t
 joins it to the table that all entries share, so that both are read from one place and checked at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -94,3 +94,16 @@ def _default(table: type[BaseModel], path: list[str]) -> Any:
             return None
         table = kind
     return table.model_fields[path[-1]].default if path and path[-1] in table.model_fields else None
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted names.
+
+    >>> flatten({"seed": 1, "optim": {"lr": 0.1}})
+    {'seed': 1, 'optim.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat

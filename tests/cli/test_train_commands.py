@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import COMMANDS, main
-from mpd_agl.ops import backends_here, native
+from mpd_agl.ops import backends_here, library
 from mpd_agl.ops.conv import rule
 from mpd_agl.train.runfolder import RunFolder, find_run
 from tests.refused import refused
@@ -73,7 +73,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert len(record["data"]["train"]["sha256"]) == len(record["data"]["train"]["subset_hash"]) == 64
     assert record["seeds"] == {"run": 0, "split": 0}
     if not backends_here()["native"]:
-        assert record["convs"] == {"rule": rule.VERSION, "simd": native.level()}
+        assert record["convs"] == {"rule": rule.VERSION, "simd": library.level()}
     assert record["backend"] in ("native", "compiled", "eager")
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
@@ -136,19 +136,6 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train set of mnist5k" in out
     assert "48 samples (as trained)" in out
     assert "a row is the true class" in out
-
-
-def test_evaluate_with_other_convolutions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scores = {}
-    for conv_impl in ("dense", "event", "auto"):
-        assert main(["evaluate", str(runs / "one"), "--json", "--conv-impl", conv_impl]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["config"]["model"]["conv_impl"] == conv_impl
-        scores[conv_impl] = told["results"][0]["loss"]
-    assert scores["event"] == pytest.approx(scores["dense"], rel=1e-5)
-    assert scores["auto"] == pytest.approx(scores["dense"], rel=1e-5)
-    assert main(["evaluate", str(runs / "one"), "--conv-impl", "event"]) == 0
-    assert "event convolutions, test set" in capsys.readouterr().out
 
 
 def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,14 +390,6 @@ def test_a_second_signal_ends_at_once_with_exit_code_130() -> None:
     )
     done = command("-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (130, "SIGINT\n", "")
-
-
-def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    ask = 'COMP_WORDS=(mpd-agl train --preset cifar10d); COMP_CWORD=3; _mpd_agl; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == ["cifar10dvs-vggsnn", "cifar10dvs-vggsnn-tet"]
 
 
 def test_runs_takes_its_folder_either_way(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,6 @@ COMMANDS = {
     "runs": "list runs: method, data, accuracy, time",
     "sweep": "search over fields of a configuration with Optuna; resume, pruning, SLURM",
     "info": "versions, backends that work here and why others do not, presets",
-    "completion": "print a completion script for bash or zsh",
     "diagnose": "find training problems of your own spiking network, by layer, and suggest fixes",
     "energy": "count operations and energy per layer, and those of the ANN",
     "import-weights": "read a foreign .pt file's tensors, and nothing else, into a safetensors file",

@@ -81,18 +81,11 @@ def _from_run(a: argparse.Namespace) -> "tuple[Network, Tensor, str]":
         raise InputError(
             f"{a.checkpoint} is a run of {net.name}, got MODEL {a.model}. Type: mpd-agl energy {net.name} ..."
         )
-    for option, given, own in (
-        ("--width-mult", a.width_mult, net.options.width_mult),
-        ("--method", a.method, net.options.method),
-        ("--num-classes", a.num_classes, net.options.num_classes),
-        (
-            "--dataset-shape",
-            a.dataset_shape and parse_shape(a.dataset_shape),
-            (net.options.in_channels, net.options.image_size),
-        ),
-    ):
-        if given is not None and given != own:
-            raise InputError(f"{a.checkpoint} was trained with {option} {own}, got {given}. Leave {option} out.")
+    given = [o for o in ("width_mult", "method", "num_classes", "dataset_shape") if getattr(a, o) is not None]
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is for a network without a run, got {a.checkpoint}. Leave it out."
+        )
     net.num_steps = a.num_steps or net.num_steps
     data = build.build_data(trained.config, "test", num_steps=net.num_steps)
     loader = build.build_test_loader(trained.config, data)

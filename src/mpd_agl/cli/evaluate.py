@@ -2,9 +2,10 @@
 
 import argparse
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -17,9 +18,6 @@ from mpd_agl.errors import InputError
 from mpd_agl.models import Network
 from mpd_agl.nn import fold
 from mpd_agl.ops import reuse_pages
-from mpd_agl.records import write_atomic
-from mpd_agl.report import draw
-from mpd_agl.report.scores import early_figure
 from mpd_agl.train import build
 from mpd_agl.train.attacks import Pixels, build_attack
 from mpd_agl.train.build import backend_that_runs
@@ -28,6 +26,8 @@ from mpd_agl.train.evaluate import Evaluation, evaluate
 from mpd_agl.train.load_run import Trained, evaluation_device
 from mpd_agl.train.rng import seed_all
 from mpd_agl.train.runfolder import check_run, find_run
+
+Number = TypeVar("Number", int, float)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,16 +51,10 @@ def parser() -> argparse.ArgumentParser:
         "--int8", action="store_true", help="hidden weights as 8-bit whole numbers, as `export --int8` has them"
     )
     p.add_argument(
-        "--conv-impl",
-        choices=("auto", "dense", "event"),
-        help="convolutions behind the first layer: auto, dense, or event (skips zeros) (default: as trained)",
-    )
-    p.add_argument(
         "--exit-threshold",
         metavar="P,P,...",
         help="answer as soon as the running mean's best class has this probability; several make a curve",
     )
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve of --exit-threshold (.svg or .pdf)")
     p.add_argument(
         "--attack",
         choices=("fgsm", "pgd"),
@@ -84,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass
 class Tested:
-    """What came of it, by number of timesteps."""
+    """The results, by number of timesteps."""
 
     how: str
     """How the network was run, in words; empty for the plain path."""
@@ -97,18 +91,15 @@ class Tested:
 def run(argv: list[str]) -> int:
     """Evaluate and print."""
     a = parser().parse_args(argv)
-    counts, thresholds = parse_steps(a.num_steps), parse_thresholds(a.exit_threshold)
+    counts = parse_numbers("--num-steps", a.num_steps, int, 1000, "--num-steps 1,2,4")
+    thresholds = parse_numbers("--exit-threshold", a.exit_threshold, float, 1, "--exit-threshold 0.8,0.95")
     check_options(a)
     if a.run:
         check_run(a.run)
 
     reuse_pages()
-    trained = load_trained(
-        a.run, pretrained=a.pretrained, weights=a.weights, factory=a.factory, conv_impl=a.conv_impl or ""
-    )
+    trained = load_trained(a.run, pretrained=a.pretrained, weights=a.weights, factory=a.factory)
     tested = _test(a, trained, counts or [trained.num_steps], thresholds)
-    if a.plot:
-        _plot(a, trained, tested)
     if a.json:
         print(json.dumps(_to_dict(a, trained, tested)))
     else:
@@ -156,16 +147,6 @@ def _test(a: argparse.Namespace, trained: "Trained", counts: list[int], threshol
     return tested
 
 
-def _plot(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
-    T, rows = max(tested.early.items())
-    title = f"{trained.record.name}, T={T}, {a.split} set of {trained.config.data.name}"
-    figure = early_figure([e.to_dict() for e in rows], title)
-    try:
-        write_atomic(a.plot, draw.pdf_file(figure) if a.plot.suffix == ".pdf" else draw.svg_file(figure))
-    except OSError as error:
-        raise InputError(f"cannot write {a.plot}: {error.strerror or error}. Choose another place.") from error
-
-
 def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[str, Any]:
     config = trained.config
     return {
@@ -190,7 +171,7 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
                 "loss": e.loss,
                 "per_class": e.per_class_K,
                 "confusion": e.confusion_KK.tolist(),
-                "early": [row.to_dict() for row in tested.early.get(T, [])],
+                "early": [asdict(row) for row in tested.early.get(T, [])],
             }
             for T, e in tested.results.items()
         ],
@@ -200,7 +181,6 @@ def _to_dict(a: argparse.Namespace, trained: "Trained", tested: Tested) -> dict[
 def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
     config = trained.config
     how = f", {tested.how}" if tested.how else ""
-    how += f", {a.conv_impl} convolutions" if a.conv_impl else ""
     device = evaluation_device(trained)
     own = None if isinstance(trained.net, Network) else trained.net
     backend = backend_that_runs(config, device) if own is None else own.backend(device)
@@ -221,16 +201,18 @@ def _print(a: argparse.Namespace, trained: "Trained", tested: Tested) -> None:
     _print_tables(tested.results[T], T, trained.record.data["classes"])
 
 
-def parse_steps(text: str | None) -> list[int]:
-    """`1,2,4` as numbers."""
-    if text is None:
-        return []
-    parts = text.replace(",", " ").split()
-    if not parts or not all(p.isdigit() and 1 <= int(p) <= 1000 for p in parts):
-        raise InputError(
-            f"--num-steps must be whole numbers from 1 to 1000, got {text!r}. For example: --num-steps 1,2,4."
-        )
-    return [int(p) for p in parts]
+def parse_numbers(
+    option: str, text: str | None, kind: Callable[[str], Number], most: int, example: str
+) -> list[Number]:
+    """Numbers with commas between them, as in `1,2,4`; none where the option was not given."""
+    try:
+        found = [] if text is None else [kind(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if text is not None and not (found and all(0 < value <= most for value in found)):
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} must be {what} over 0 and up to {most}, got {text!r}. For example: {example}.")
+    return found
 
 
 def parse_eps(text: str) -> float:
@@ -239,9 +221,8 @@ def parse_eps(text: str) -> float:
     >>> parse_eps("8/255") == 8 / 255, parse_eps("0.03")
     (True, 0.03)
     """
-    top, slash, bottom = text.partition("/")
     try:
-        value = float(top) / (float(bottom) if slash else 1.0)
+        value = float(Fraction(text))
     except (ValueError, ZeroDivisionError):
         value = 0.0
     if not 0 < value <= 1:
@@ -249,24 +230,8 @@ def parse_eps(text: str) -> float:
     return value
 
 
-def parse_thresholds(text: str | None) -> list[float]:
-    """`0.8,0.95` as numbers."""
-    if text is None:
-        return []
-    try:
-        found = [float(part) for part in text.replace(",", " ").split()]
-    except ValueError:
-        found = []
-    if not found or not all(0 < p <= 1 for p in found):
-        raise InputError(
-            f"--exit-threshold must be probabilities over 0 and up to 1, got {text!r}. "
-            "For example: --exit-threshold 0.8,0.95."
-        )
-    return found
-
-
 def check_options(a: argparse.Namespace) -> None:
-    """What must go together, and where a figure goes."""
+    """What must go together."""
     if bool(a.run) == bool(a.pretrained):
         got = "both" if a.run else "neither"
         raise InputError(f"evaluate takes a run folder or --pretrained NAME, got {got}. Give one of them.")
@@ -288,12 +253,6 @@ def check_options(a: argparse.Namespace) -> None:
     parse_eps(a.eps)
     if a.int8 and a.fast:
         raise InputError("--int8 and --fast are two ways to run a network. Give one of them.")
-    if a.plot is None:
-        return
-    if a.exit_threshold is None:
-        raise InputError("--plot draws the curve of early answers. Give --exit-threshold 0.5,0.8,0.95 too.")
-    if a.plot.suffix not in (".svg", ".pdf") or not a.plot.parent.is_dir() or a.plot.is_dir():
-        raise InputError(f"--plot takes a name that ends in .svg or .pdf, in a folder that is there, got {a.plot}.")
 
 
 def _print_tables(e: "Evaluation", T: int, classes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`mpd-agl import-weights FILE.pt`: the tensors of another program's checkpoint as a safetensors file of ours."""
+"""`mpd-agl import-weights FILE.pt`: the tensors of another program's checkpoint as a safetensors file."""
 
 import argparse
 import json

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -101,23 +100,8 @@ def run(argv: list[str]) -> int:
         print(f"{path}{note}")
         longest = max(len(name) for name, _ in found)
         for name, share in found:
-            print(f"  {name:{longest}}  {bar(share, sys.stdout.encoding)}  {100 * share:5.1f} %")
+            print(f"  {name:{longest}}  {'#' * round(30 * share):30}  {100 * share:5.1f} %")
     return 0
-
-
-def bar(share: float, encoding: str | None, width: int = 30) -> str:
-    """A share as a bar of text: eighths of a block where the output's encoding has them, else `#`.
-
-    >>> bar(0.5, "utf-8", 4), bar(1.0, "ascii", 3), len(bar(0.03, None))
-    ('██  ', '###', 30)
-    """
-    blocks = "▏▎▍▌▋▊▉█"
-    try:
-        blocks.encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return ("#" * round(share * width)).ljust(width)
-    eighths = round(share * width * 8)
-    return ("█" * (eighths // 8) + (blocks[eighths % 8 - 1] if eighths % 8 else "")).ljust(width)
 
 
 def polarity_of_data(mean_C: list[float]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
 from mpd_agl.sweeps.config import Sweep, read_sweep
-from mpd_agl.sweeps.jobs import Jobs, Processes, Submitted, parse_slurm
+from mpd_agl.sweeps.jobs import Processes, Submitted, parse_slurm
 from mpd_agl.sweeps.sweep import changes_on_resume, finish, open_sweep, read_folder, run_here, run_jobs
 from mpd_agl.sweeps.trial import run_trial
 from mpd_agl.train.console import Lines, build_display, duration, time_left
@@ -91,7 +91,7 @@ def _run(a: argparse.Namespace, sweep: "Sweep", folder: Path, words: dict[str, s
     from mpd_agl.sweeps import optuna_study as studies
 
     say = (lambda text: None) if a.json else print
-    jobs: Jobs | None = None
+    jobs: Processes | None = None
     if words is not None:
         jobs = Submitted(folder, words)
     elif a.workers > 1:

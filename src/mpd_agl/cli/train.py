@@ -11,6 +11,7 @@ from typing import Any
 from mpd_agl.cli.options import Options, parse
 from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
+from mpd_agl.options import flatten
 from mpd_agl.records import RunRecord
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.console import Mute, build_display, duration
@@ -18,7 +19,7 @@ from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, conne
 from mpd_agl.train.dry_run import measure
 from mpd_agl.train.observe import Display
 from mpd_agl.train.presets import read_preset
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve, to_toml
+from mpd_agl.train.resolve import as_error, merge, nest, read_toml, resolve, to_toml
 from mpd_agl.train.resuming import began_in_this_launch
 from mpd_agl.train.runfolder import check_name, check_run, find_run
 from mpd_agl.train.signals import EXIT_SAVED, Stopped
@@ -173,9 +174,9 @@ def _result(record: "RunRecord", path: Path) -> str:
 
 def _dry_run(config: RunConfig, *, as_json: bool) -> int:
     """Print the configuration, and what it would cost."""
-    e = measure(config)  # first: an error stands alone
+    e = measure(config)  # first, so that an error is printed alone
     if as_json:
-        print(json.dumps({"config": config.model_dump(mode="json"), "estimate": e.to_dict()}))
+        print(json.dumps({"config": config.model_dump(mode="json"), "estimate": vars(e)}))
         return 0
     print(to_toml(config))
     T, N = config.model.num_steps, config.train.batch_size

@@ -8,11 +8,11 @@ from typing import Any, get_args
 from mpd_agl.cli.options import FLAGS, VALUES
 from mpd_agl.models import MODELS
 from mpd_agl.nn import METHODS
-from mpd_agl.options import ConfigTable
+from mpd_agl.options import ConfigTable, flatten
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.objective import OBJECTIVES
 from mpd_agl.train.presets import list_presets
-from mpd_agl.train.resolve import flatten, registries, toml_value
+from mpd_agl.train.resolve import registries, toml_value
 
 EXIT_CODES = (
     "0 finished; 2 bad input, or a run that cannot continue; 75 stopped by Ctrl-C or SIGTERM and saved, continue with "

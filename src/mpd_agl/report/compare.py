@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpd_agl.options import flatten
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, Panel
 from mpd_agl.report.layers import times
-from mpd_agl.report.runs import Run, flat
+from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection, Table, mean, share
 
 STYLES = ("-", "--", ":", "-.")
@@ -18,7 +19,7 @@ WITHOUT_EFFECT = ("data.data_dir", "data.download", "train.workers", "train.test
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Numbered, so that two runs of one name are told apart."""
+    """Numbered, so that two runs of one name are distinguishable."""
     return [f"{i}: {run.name}" for i, run in enumerate(runs, 1)]
 
 
@@ -163,7 +164,7 @@ def per_setting(runs: Sequence[Run]) -> Table | None:
 
 def counted(run: Run) -> dict[str, object]:
     """The configuration's fields that a result may depend on."""
-    return {k: v for k, v in flat(run.record.config).items() if not k.startswith(WITHOUT_EFFECT)}
+    return {k: v for k, v in flatten(run.record.config).items() if not k.startswith(WITHOUT_EFFECT)}
 
 
 def differences(runs: Sequence[Run]) -> Table | None:

@@ -67,7 +67,7 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure: its key names the file, `alt` stands for it where it cannot be seen."""
+    """One figure: its key names the file, `alt` describes it to a reader who cannot see it."""
 
     key: str
     alt: str
@@ -91,7 +91,7 @@ def new(rows: int = 1, height: float = HEIGHT, width: float = WIDTH, **options: 
 
 
 def plain(text: str) -> str:
-    """A name as it stands: matplotlib would read $...$ as a formula."""
+    """A name unchanged: matplotlib would read $...$ as a formula."""
     return text.replace("\\", "\\\\").replace("$", r"\$")
 
 
@@ -105,6 +105,13 @@ def layer_names(names: Sequence[str]) -> list[str]:
     if len(out) <= 12:
         return out
     return [re.sub(r"\b(?:(s)tage|(b)lock)(?=\d)", r"\1\2", n).replace("shortcut", "short") for n in out]
+
+
+def layer_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A row per layer, the first on top."""
+    axes.set_yticks(range(len(names)), layer_names(names))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], **options: Any) -> None:
@@ -123,8 +130,8 @@ def epochs(axes: Axes, end: float, start: float = 0) -> None:
     """The axis of training time."""
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    room = 0.02 * (end - start) or 0.5
-    axes.set_xlim(start - room, end + room)
+    margin = 0.02 * (end - start) or 0.5
+    axes.set_xlim(start - margin, end + margin)
 
 
 def legend(figure: Figure, axes: Axes, columns: int) -> None:

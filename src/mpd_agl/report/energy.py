@@ -1,4 +1,4 @@
-"""Energy per layer of the trained network, the ANN of the same architecture beside it."""
+"""Energy per layer of the trained network, next to the ANN of the same architecture."""
 
 import numpy as np
 
@@ -29,9 +29,7 @@ def energies(run: Run) -> PageSection | None:
     y = np.arange(len(layers))
     axes.barh(y - 0.2, ann, height=0.4, color=COLOURS[7], label="ANN")
     axes.barh(y + 0.2, snn, height=0.4, color=COLOURS[0], label=f"SNN, T = {report['num_steps']}")
-    axes.set_yticks(y, draw.layer_names([r["name"] for r in layers]))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    draw.layer_rows(axes, [r["name"] for r in layers])
     axes.set_xlabel("energy of one inference, µJ")
     axes.set_title("Energy per layer")
     draw.legend(figure, axes, 2)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mpd_agl.report import draw
 from mpd_agl.report.draw import Panel
@@ -25,14 +26,18 @@ def times(run: Run) -> list[float]:
     return [run.in_epochs(s) for s in run.snapshots]
 
 
-def _lines(axes: Axes, run: Run, values: Sequence[Sequence[float]]) -> None:
-    """One curve per layer, coloured by depth; of many layers only some are named."""
+def _curves(run: Run, title: str, values: Sequence[Sequence[float]]) -> tuple[Figure, Axes]:
+    """One curve per layer over training, coloured by depth; of many layers only some are named."""
+    figure, (axes,) = draw.new(height=3.0)
     names, x = run.layers, times(run)
     named = {0, len(names) // 2, len(names) - 1} if len(names) > MOST_NAMED else set(range(len(names)))
     for i, (name, colour, y) in enumerate(zip(names, draw.depth_colours(len(names)), values, strict=True)):
         label = draw.plain(name) if i in named else None
         draw.line(axes, x, y, color=colour, label=label, linewidth=1.3)
     draw.epochs(axes, max(x[-1], 1e-9))
+    axes.set_title(title)
+    draw.legend(figure, axes, 4)
+    return figure, axes
 
 
 def groups(run: Run, key: str) -> list[list[int]]:
@@ -58,14 +63,12 @@ def widths(run: Run) -> PageSection:
     """kappa per layer and timestep over training."""
     panels = []
     for group in groups(run, "kappa_T"):
-        figure, (axes,) = draw.new(height=3.0)
-        _lines(axes, run, [[k[group[0]] for k in series(run, layer, "kappa_T")] for layer in run.layers])
-        axes.set_title(f"Width κ, {step_name(group)}")
+        values = [[k[group[0]] for k in series(run, layer, "kappa_T")] for layer in run.layers]
+        figure, axes = _curves(run, f"Width κ, {step_name(group)}", values)
         axes.set_ylabel("κ")
         low, high = axes.get_ylim()
         if high - low < 0.02:
             axes.set_ylim((low + high) / 2 - 0.25, (low + high) / 2 + 0.25)
-        draw.legend(figure, axes, 4)
         panels.append(Panel(f"kappa-t{group[0] + 1}", f"Width of each layer's surrogate at {step_name(group)}", figure))
     start, end = ({n: layer["kappa_T"] for n, layer in run.snapshots[i]["layers"].items()} for i in (0, -1))
     drift = {n: end[n][-1] / start[n][-1] for n in end}
@@ -140,19 +143,16 @@ def rates(run: Run) -> PageSection:
     for t in range(T):
         y = np.arange(len(names)) + (t - (T - 1) / 2) * thick
         axes.barh(y, [last[n]["rate_T"][t] for n in names], height=thick, color=colours[t], label=f"t = {t + 1}")
-    axes.set_yticks(range(len(names)), draw.layer_names(names))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    draw.layer_rows(axes, names)
     draw.percent(axes.xaxis)
     axes.set_title("Firing rate per layer, at the end")
     draw.legend(figure, axes, 5)
     panels = [Panel("rates", "Share of neurons that fire, per layer and timestep, last snapshot", figure)]
-    figure, (axes,) = draw.new(height=3.0)
-    _lines(axes, run, [[mean(r) for r in series(run, n, "rate_T")] for n in names])
+    figure, axes = _curves(
+        run, "Firing rate over training", [[mean(r) for r in series(run, n, "rate_T")] for n in names]
+    )
     draw.percent(axes.yaxis)
     axes.set_ylim(bottom=0)
-    axes.set_title("Firing rate over training")
-    draw.legend(figure, axes, 4)
     panels.append(Panel("rates-training", "Firing rate of each layer over training", figure))
     end = {n: mean(last[n]["rate_T"]) for n in names}
     least, most = min(end, key=lambda n: end[n]), max(end, key=lambda n: end[n])
@@ -165,27 +165,12 @@ def rates(run: Run) -> PageSection:
 
 
 def affine(run: Run) -> PageSection:
-    """gamma and beta: layer means over training, all channels of the first layer, the spread in every layer now."""
+    """gamma and beta: layer means over training, the spread over channels in every layer now."""
     names, panels = run.layers, []
     detailed = run.detailed
     for key, letter in (("gamma", "γ"), ("beta", "β")):
-        figure, (axes,) = draw.new(height=3.0)
-        _lines(axes, run, [series(run, n, f"{key}_bar") for n in names])
-        axes.set_title(f"Mean {letter} of each layer")
-        draw.legend(figure, axes, 4)
+        figure, _ = _curves(run, f"Mean {letter} of each layer", [series(run, n, f"{key}_bar") for n in names])
         panels.append(Panel(key, f"Mean over channels of {key} in each layer over training", figure))
-        if not detailed:
-            continue
-        figure, (axes,) = draw.new()
-        x = [run.in_epochs(s) for s in detailed]
-        channels_KC = [s["layers"][names[0]]["detail"][f"{key}_C"] for s in detailed]
-        for i, y in enumerate(zip(*channels_KC, strict=True)):
-            axes.plot(x, y, color=draw.COLOURS[0], alpha=0.45, linewidth=0.8, label="a channel" if i == 0 else None)
-        draw.line(axes, x, [mean(c) for c in channels_KC], color=draw.COLOURS[1], label="mean", linewidth=2)
-        axes.set_title(f"{letter} of all channels of {draw.plain(names[0])}")
-        draw.epochs(axes, max(x[-1], 1e-9))
-        draw.legend(figure, axes, 2)
-        panels.append(Panel(f"{key}-channels", f"{key} of every channel of the first layer over training", figure))
     for key, letter in (("gamma", "γ"), ("beta", "β")) if detailed else ():
         figure, (axes,) = draw.new(height=max(2.4, 0.2 * len(names) + 1.0))
         last = detailed[-1]["layers"]
@@ -195,9 +180,7 @@ def affine(run: Run) -> PageSection:
             axes.plot((low, high), (i, i), color=colour, linewidth=1)
             axes.plot((q1, q3), (i, i), color=colour, linewidth=5, solid_capstyle="butt", alpha=0.7)
             axes.plot(middle, i, marker="|", color=draw.INK, markersize=8)
-        axes.set_yticks(range(len(names)), draw.layer_names(names))
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
+        draw.layer_rows(axes, names)
         axes.set_title(f"{letter} between channels, at the end")
         panels.append(
             Panel(f"{key}-spread", f"Range, quartiles and median of {key} over each layer's channels", figure)

@@ -106,7 +106,7 @@ def _range(v_th: float, layer: dict[str, Any], shown: list[int], edges: np.ndarr
 
 
 def _top(axes: Any, density: np.ndarray[Any, Any]) -> float:
-    """Leave room for the curves, but do not let one high bin (a nearly constant channel) flatten the rest."""
+    """Leave space for the curves, but do not let one high bin (a nearly constant channel) flatten the rest."""
     curves = [float(np.max(line.get_ydata())) for line in axes.get_lines() if len(line.get_ydata()) > 2]
     usual = float(np.sort(density)[-3]) if len(density) > 2 else float(density.max())
     return 1.08 * max([1.6 * usual if density.max() > 3 * usual else float(density.max()), *curves, 1e-6])

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from mpd_agl import __version__
 from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
 from mpd_agl.report import draw
@@ -15,11 +16,12 @@ from mpd_agl.report.compare import comparison, differences, labels, per_setting
 from mpd_agl.report.energy import energies, joule
 from mpd_agl.report.layers import affine, availability, rates, widths
 from mpd_agl.report.membrane import membranes
-from mpd_agl.report.provenance import configuration, duration, provenance, warned
+from mpd_agl.report.provenance import configuration, provenance, warned
 from mpd_agl.report.runs import Run, check_comparable
 from mpd_agl.report.scores import scores
 from mpd_agl.report.section import PageSection, share
 from mpd_agl.report.windows import windows
+from mpd_agl.train.console import duration
 
 
 def sections(run: Run) -> list[PageSection]:
@@ -77,15 +79,9 @@ def build_page(runs: Sequence[Run]) -> bytes:
         parts=parts,
         compared=compared,
         style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
-        version=_version(),
+        version=__version__,
     )
     return (page.rstrip() + "\n").encode()
-
-
-def _version() -> str:
-    from mpd_agl import __version__
-
-    return __version__
 
 
 def _part(number: int, label: str, run: Run) -> dict[str, Any]:

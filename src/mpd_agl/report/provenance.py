@@ -2,20 +2,10 @@
 
 from typing import Any
 
-from mpd_agl.report.runs import Run, flat
+from mpd_agl.options import flatten
+from mpd_agl.report.runs import Run
 from mpd_agl.report.section import Table
-
-
-def duration(seconds: float) -> str:
-    """For people.
-
-    >>> duration(29), duration(95), duration(7260)
-    ('29 s', '1 min 35 s', '2 h 01 min')
-    """
-    s = round(seconds)
-    if s < 60:
-        return f"{s} s"
-    return f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
+from mpd_agl.train.console import duration
 
 
 def provenance(run: Run) -> Table:
@@ -32,7 +22,7 @@ def provenance(run: Run) -> Table:
         ("seeds", ", ".join(f"{k} {v}" for k, v in r.seeds.items())),
     ]
     for split in ("train", "test"):
-        facts = flat(r.data[split])
+        facts = flatten(r.data[split])
         rows.append((f"{split} data", f"{r.data['name']}, " + ", ".join(f"{k} {v}" for k, v in facts.items())))
     clock = r.clock
     rows += [(k, clock[k]) for k in ("started", "ended") if k in clock]
@@ -51,11 +41,11 @@ def _fact(name: str, value: Any) -> str:
 
 def configuration(run: Run) -> Table:
     """Every field."""
-    return Table((), [(k, str(v)) for k, v in flat(run.record.config).items()])
+    return Table((), [(k, str(v)) for k, v in flatten(run.record.config).items()])
 
 
 def warned(run: Run) -> list[str]:
-    """The run's warnings, each layer's first one, with its epoch; and whether it still stands at the end."""
+    """The run's warnings, each layer's first one, with its epoch; and whether it still holds at the end."""
     limits = run.record.config.get("monitor", {})  # in runs of 0.2; since then in the warning itself
     last = run.snapshots[-1]["layers"] if run.snapshots else {}
     out, seen = [], set()

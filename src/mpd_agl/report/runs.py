@@ -220,15 +220,3 @@ def check_comparable(runs: Sequence[Run]) -> None:
                 f"({', '.join(differ)} differ). Make a report for each.",
                 "not-comparable",
             )
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration by dotted names.
-
-    >>> flat({"seed": 1, "optim": {"lr": 0.1}})
-    {'seed': 1, 'optim.lr': 0.1}
-    """
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out

@@ -1,4 +1,4 @@
-"""A part of the page: a title, one sentence that tells what to see, panels, perhaps a table; also as Markdown."""
+"""A part of the page: a title, one sentence that says what to see, panels, perhaps a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class PageSection:
     table: Table | None = None
     notes: list[str] = field(default_factory=list)
     small: bool = False
-    """Panels that may stand more to a row."""
+    """Panels of which more fit into a row."""
     wide: bool = False
     """One panel that needs the page's whole width."""
     details: Table | None = None
@@ -45,31 +45,3 @@ def share(value: float, digits: int = 1) -> str:
 def mean(values: Sequence[float]) -> float:
     """Of at least one value."""
     return sum(values) / len(values)
-
-
-def markdown(section: PageSection, figures: Sequence[str] = ()) -> str:
-    """Title, sentence, figures, table, notes; the same text for the same records."""
-    parts = [f"# {_cell(section.title)}", section.sentence]
-    parts += [f"![{_cell(p.alt)}]({name})" for p, name in zip(section.panels, figures, strict=False)]
-    if section.table is not None:
-        parts.append(_table(section.table))
-    parts += section.notes
-    parts += [_table(section.details)] if section.details is not None else []
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(t: Table) -> str:
-    """Rows as a Markdown table.
-
-    >>> print(_table(Table(("method", "%"), [["a|b", "1"]], numbers=(1,))))
-    | method | % |
-    |---|---:|
-    | a\\|b | 1 |
-    """
-    rule = "|" + "|".join("---:" if i in t.numbers else "---" for i in range(len(t.head))) + "|"
-    rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in (t.head, *t.rows)]
-    return "\n".join([rows[0], rule, *rows[1:]])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,6 +1,6 @@
 """The idea in one picture: a layer's potentials over training, and the window in which a gradient passes.
 
-Two runs of one configuration that differ in the method alone stand side by side: one whose window stays, one whose
+Two runs of one configuration that differ in the method alone are drawn side by side: one whose window stays, one whose
 window fits. Every number is of the runs' own snapshots.
 """
 
@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mpd_agl.options import flatten
 from mpd_agl.report import draw
 from mpd_agl.report.draw import COLOURS, INK, SOFT, Panel
-from mpd_agl.report.runs import Run, flat
+from mpd_agl.report.runs import Run
 from mpd_agl.report.section import PageSection, mean, share
 
 ROWS = 7
@@ -50,7 +51,7 @@ def _stays(run: Run) -> bool:
 
 
 def _same_but_method(a: Run, b: Run) -> bool:
-    one, other = flat(a.record.config), flat(b.record.config)
+    one, other = flatten(a.record.config), flatten(b.record.config)
     shared = one.keys() & other.keys() - {"method", "monitor.every", "data.data_dir"}  # methods have own options
     return one["method"] != other["method"] and all(one[k] == other[k] for k in shared)
 
@@ -170,9 +171,9 @@ def _accuracies(axes: Axes, fixed: Run, fitting: Run) -> None:
             fontsize=11.5,
             fontweight="bold",
         )
-    guessing = 1 / len(fixed.record.data["classes"])
-    axes.axhline(guessing, color=SOFT, linewidth=0.9, linestyle="--")
-    axes.text(1, guessing - 0.015, "guessing", va="top", fontsize=9, color=SOFT)
+    chance = 1 / len(fixed.record.data["classes"])
+    axes.axhline(chance, color=SOFT, linewidth=0.9, linestyle="--")
+    axes.text(1, chance - 0.015, "chance level", va="top", fontsize=9, color=SOFT)
     draw.percent(axes.yaxis)
     draw.epochs(axes, end, 1)
     axes.set_ylim(0, 1.05)

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mpd_agl.errors import InputError
-from mpd_agl.options import ConfigTable, sentences
+from mpd_agl.options import ConfigTable, flatten, sentences
 from mpd_agl.sweeps.search_space import Choices, Range, Space, Value, as_field, read_space
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.presets import read_preset
-from mpd_agl.train.resolve import as_error, flatten, merge, nest, read_toml, resolve
+from mpd_agl.train.resolve import as_error, merge, nest, read_toml, resolve
 
 DEFAULT_TRIALS, LARGEST_GRID = 20, 10_000
 SCORES = {
@@ -39,13 +39,11 @@ class SweepConfig(ConfigTable):
     fixed: dict[str, Any] = Field(default_factory=dict)
     """Fields of the configuration, over both."""
     search: dict[str, Any] = Field(default_factory=dict)
-    """Fields to search: `{choices = [...]}` or `{low = ..., high = ...}`, with `log = true` or `step = ...`."""
+    """Fields to search: `{choices = [...]}`, or `{low = ..., high = ...}` with or without `log = true`."""
     trials: int = Field(default=0, ge=0)
     """How many runs; 0: 20, or every point of a grid."""
     objective: Literal["accuracy", "loss", "train_accuracy", "train_loss"] = "accuracy"
     """The last epoch's score that decides."""
-    direction: Literal["auto", "maximize", "minimize"] = "auto"
-    """`auto`: the higher the better for an accuracy, the lower for a loss."""
     tune_on: Literal["validation", "test"] = "validation"
     """`validation`: held-out training samples (data.holdout, or a tenth).
 
@@ -54,8 +52,8 @@ class SweepConfig(ConfigTable):
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the sampler."""
-    pruner: Literal["median", "hyperband", "none"] = "median"
-    """Ends a run that falls behind: below the median of the others at the same epoch, or by Hyperband's brackets."""
+    pruner: Literal["median", "none"] = "median"
+    """Ends a run that falls behind: below the median of the others at the same epoch."""
     prune_after_epochs: int = Field(default=1, ge=1)
     """Epochs that every run gets."""
     prune_after_trials: int = Field(default=5, ge=1)
@@ -80,17 +78,7 @@ class Sweep:
     @property
     def maximize(self) -> bool:
         """Whether a higher score is better."""
-        if self.settings.direction == "auto":
-            return self.settings.objective.endswith("accuracy")
-        return self.settings.direction == "maximize"
-
-    @property
-    def epochs(self) -> int:
-        """The longest run's."""
-        entry = self.space.get("train.epochs")
-        if isinstance(entry, Range):
-            return int(entry.high)
-        return max(map(int, entry.values)) if entry else self.base.train.epochs
+        return self.settings.objective.endswith("accuracy")
 
     @property
     def score(self) -> str:
@@ -102,7 +90,7 @@ class Sweep:
 
     def grid(self) -> list[dict[str, Value]]:
         """Every point of the grid; the last field's values change fastest."""
-        axes = [e.values if isinstance(e, Choices) else e.points() for e in self.space.values()]
+        axes = [e.values for e in self.space.values() if isinstance(e, Choices)]
         return [dict(zip(self.space, point, strict=True)) for point in product(*axes)]
 
     def config_for(self, params: Mapping[str, Value]) -> RunConfig:
@@ -110,7 +98,7 @@ class Sweep:
         return resolve(merge(self.base.model_dump(), nest({f: as_field(f, v) for f, v in params.items()})))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: all that tells this sweep from another, and `trials`."""
+        """For JSON: all that distinguishes this sweep from another, and `trials`."""
         kept = self.settings.model_dump(exclude={"preset", "config", "fixed", "search", "trials"})
         space = {f: e.model_dump(mode="json", by_alias=True) for f, e in self.space.items()}
         return {
@@ -139,17 +127,13 @@ def read_sweep(path: Path) -> Sweep:
     space = read_space(settings.search, base, str(path))
     if settings.sampler == "grid":
         for name, entry in space.items():
-            if isinstance(entry, Range) and not entry.count:
+            if isinstance(entry, Range):
                 raise InputError(
-                    f"search: a grid needs points, and {name} is {entry}. "
-                    "Give choices or a step, or use another sampler."
+                    f"search: a grid needs choices, and {name} is {entry}. Give choices, or use another sampler."
                 )
-        size = math.prod(len(e.values) if isinstance(e, Choices) else e.count for e in space.values())
+        size = math.prod(len(e.values) for e in space.values() if isinstance(e, Choices))
         if size > LARGEST_GRID:
-            raise InputError(
-                f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. "
-                "Use larger steps or another sampler."
-            )
+            raise InputError(f"search: the grid has {size:,} points, more than {LARGEST_GRID:,}. Use another sampler.")
     return Sweep(settings, base, space)
 
 
@@ -178,7 +162,7 @@ def _scored(settings: SweepConfig, base: RunConfig) -> RunConfig:
     from mpd_agl.train.resolve import data_set
 
     counts = data_set(base).counts
-    if not counts:  # only the files tell
+    if not counts:  # only the files have them
         counts = {"train": len(load_data(base, "train"))}
     tenth = (counts["train"] if "train" in counts else counts["all"] * 9 // 10) // 10
     return resolve(merge(base.model_dump(), {"data": {"holdout": tenth}}))

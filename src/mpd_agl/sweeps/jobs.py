@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.records import hardware
@@ -28,42 +28,11 @@ SLURM_WORDS: dict[str, tuple[str, Callable[[str], str | int | float]]] = {
     "memory": ("mem_gb", float),
     "hours": ("timeout_min", lambda hours: max(1, round(60 * float(hours)))),
 }
-"""A word of --slurm, submitit's name for it, and its type. `jobs`, how many at a time, is our own word."""
-
-
+"""A word of --slurm, submitit's name for it, and its type. `jobs`, how many at a time, is not submitit's."""
 NUMBERS: dict[str, Callable[[str], float]] = {"gpus": int, "cpus": int, "jobs": int, "hours": float, "memory": float}
 """Words of --slurm that take a number."""
 Done = Callable[[], bool]
 """Asks whether a job has ended, however."""
-
-
-class Jobs(Protocol):
-    """A place for jobs."""
-
-    limit: int
-    """How many at a time."""
-
-    def submit(self, number: int) -> Done:
-        """Run a trial."""
-        ...
-
-    def attach(self, number: int) -> Done | None:
-        """The job of a trial that an earlier process of this sweep submitted, if it may still be under way."""
-        ...
-
-    def log(self, number: int) -> Path:
-        """Where a trial's output is."""
-        ...
-
-    def interrupt(self) -> bool:
-        """The sweep ends: end the jobs, or leave them; return whether they were ended."""
-        ...
-
-
-def attach_running(folder: Path, number: int) -> Done | None:
-    """A trial's run, if some process that is not our child has it open."""
-    run = run_path(folder, number)
-    return (lambda: not in_use(run)) if in_use(run) else None
 
 
 def command(folder: Path, number: int) -> list[str]:
@@ -72,7 +41,7 @@ def command(folder: Path, number: int) -> list[str]:
 
 
 class Processes:
-    """Processes of this machine; each takes its share of the cores."""
+    """Trials as processes of this machine; each takes its share of the cores, and `limit` run at a time."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -94,15 +63,16 @@ class Processes:
         return lambda: child.poll() is not None
 
     def attach(self, number: int) -> Done | None:
-        """One that outlived a killed sweep."""
-        return attach_running(self.folder, number)
+        """The job of a trial that an earlier process of this sweep submitted, if it may still be under way."""
+        run = run_path(self.folder, number)
+        return (lambda: not in_use(run)) if in_use(run) else None
 
     def log(self, number: int) -> Path:
-        """Both outputs of the process."""
+        """Where a trial's output is."""
         return self.folder / "trials" / f"trial-{number:04d}.log"
 
     def interrupt(self) -> bool:
-        """Each saves and ends."""
+        """The sweep ends: each trial saves and ends. Returns whether they were ended."""
         for child in self._children:
             if child.poll() is None:
                 child.terminate()
@@ -111,7 +81,7 @@ class Processes:
         return True
 
 
-class Submitted:
+class Submitted(Processes):
     """Jobs of SLURM, or of submitit's local executor."""
 
     def __init__(self, folder: Path, words: dict[str, str]) -> None:
@@ -121,8 +91,7 @@ class Submitted:
             raise InputError(
                 '--slurm needs submitit, which is not installed here. Install it with: pip install "mpd-agl[submitit]".'
             ) from None
-        self.folder = folder
-        self.limit = int(words.get("jobs", "4"))
+        super().__init__(folder, int(words.get("jobs", "4")))
         self._local = "local" in words
         if not self._local and shutil.which("srun") is None:
             raise InputError(
@@ -153,7 +122,7 @@ class Submitted:
         """A job that waits in SLURM's queue or runs."""
         import submitit
 
-        if (running := attach_running(self.folder, number)) is not None or self._local:
+        if (running := super().attach(number)) is not None or self._local:
             return running
         try:
             job_id = self._id(number).read_text(encoding="utf-8").strip()
@@ -163,7 +132,7 @@ class Submitted:
         return None if job.done() else job.done
 
     def log(self, number: int) -> Path:
-        """What the job complained of."""
+        """The job's errors."""
         job_id = self._id(number).read_text(encoding="utf-8").strip()
         return self.folder / "jobs" / f"{job_id}_0_log.err"
 

@@ -84,10 +84,6 @@ def _pruner(optuna: Any, sweep: Sweep) -> Any:
     s = sweep.settings
     if s.pruner == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=s.prune_after_trials, n_warmup_steps=s.prune_after_epochs)
-    if s.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(
-            min_resource=s.prune_after_epochs, max_resource=max(sweep.epochs, s.prune_after_epochs), reduction_factor=3
-        )
     return optuna.pruners.NopPruner()
 
 
@@ -125,11 +121,9 @@ def _suggest(trial: Any, space: Space) -> dict[str, Value]:
         if isinstance(entry, Choices):
             point[name] = trial.suggest_categorical(name, entry.values)
         elif entry.whole:
-            point[name] = trial.suggest_int(
-                name, int(entry.low), int(entry.high), step=int(entry.step) or 1, log=entry.log
-            )
+            point[name] = trial.suggest_int(name, int(entry.low), int(entry.high), log=entry.log)
         else:
-            point[name] = trial.suggest_float(name, entry.low, entry.high, step=entry.step or None, log=entry.log)
+            point[name] = trial.suggest_float(name, entry.low, entry.high, log=entry.log)
     return point
 
 

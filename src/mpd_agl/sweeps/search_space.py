@@ -1,6 +1,5 @@
 """A sweep's search space: fields of the configuration, each with its choices or its range."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from mpd_agl.train.config import RunConfig
 from mpd_agl.train.resolve import as_error, fields_of, merge, nest, resolve, unknown_field
 
 Value = str | int | float | bool
-WORDS = {"choices", "low", "high", "log", "step", "int"}
+WORDS = {"choices", "low", "high", "log", "int"}
 NOT_SEARCHED = ("data.name", "data.holdout", "data.test_samples", "data.split_rule", "data.split_seed")
 """Trials that differ in these fields are scored on different samples, so they cannot be compared."""
 
@@ -46,42 +45,26 @@ class Range(ConfigTable):
     low: float
     high: float
     log: bool = False
-    step: float = Field(default=0.0, ge=0)
-    """0: no steps (of 1 for whole numbers)."""
     whole: bool = Field(default=False, alias="int")
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
         if self.low >= self.high:
             raise ValueError(f"low must be under high, got {self.low:g} and {self.high:g}.")
-        if self.log and (self.low <= 0 or self.step):
-            raise ValueError(f"log needs a low over 0 and no step, got low {self.low:g} and step {self.step:g}.")
-        if self.step > self.high - self.low:
-            raise ValueError(f"step must be at most high - low, got {self.step:g}.")
-        if self.whole and any(value % 1 for value in (self.low, self.high, self.step)):
-            raise ValueError(f"low, high and step must be whole numbers, got {self}.")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log needs a low over 0, got {self.low:g}.")
+        if self.whole and (self.low % 1 or self.high % 1):
+            raise ValueError(f"low and high must be whole numbers, got {self}.")
         return self
 
     def __str__(self) -> str:
         how = [word for word, said in (("log", self.log), ("whole numbers", self.whole)) if said]
-        how += [f"step {self.step:g}"] if self.step else []
         return f"{self.low:g} to {self.high:g}" + (f" ({', '.join(how)})" if how else "")
 
     @property
     def ends(self) -> tuple[Value, ...]:
         """Both ends."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
-
-    @property
-    def count(self) -> int:
-        """Points on a grid; 0 where there are infinitely many."""
-        step = self.step or (1 if self.whole else 0)
-        return 0 if not step or self.log else math.floor((self.high - self.low) / step + 1e-9) + 1
-
-    def points(self) -> tuple[Value, ...]:
-        """For a grid."""
-        found = (self.low + k * (self.step or 1) for k in range(self.count))
-        return tuple(int(value) if self.whole else value for value in found)
 
 
 Space = dict[str, Choices | Range]

@@ -12,15 +12,16 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
+from mpd_agl.options import flatten
 from mpd_agl.records import canonical, explain, lock_file, write_atomic
 from mpd_agl.sweeps import optuna_study as studies
 from mpd_agl.sweeps.config import Sweep, changed
-from mpd_agl.sweeps.jobs import Done, Jobs
+from mpd_agl.sweeps.jobs import Done, Processes
 from mpd_agl.sweeps.trial import run_path, run_trial
 from mpd_agl.train import checkpoint
 from mpd_agl.train.config import FREE_ON_RESUME
 from mpd_agl.train.observe import Display
-from mpd_agl.train.resolve import flatten, merge, nest, resolve, to_toml
+from mpd_agl.train.resolve import merge, nest, resolve, to_toml
 
 Report = Callable[[dict[str, Any]], None]
 """Takes the row of a trial that has ended."""
@@ -85,7 +86,7 @@ def run_here(
         report(studies.rows(study, sweep)[number])
 
 
-def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Jobs, report: Report) -> None:
+def run_jobs(sweep: Sweep, folder: Path, study: Any, jobs: Processes, report: Report) -> None:
     """Several trials at once. A job that ends without a result is submitted again as long as its run gets further."""
     running: dict[int, Done] = {}
     reached: dict[int, list[Any]] = {}

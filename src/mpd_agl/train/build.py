@@ -21,14 +21,14 @@ from mpd_agl.diagnosis import count_operations
 from mpd_agl.errors import InputError
 from mpd_agl.models import Network, create_model
 from mpd_agl.nn import share_batch
-from mpd_agl.options import part
+from mpd_agl.options import flatten, part
 from mpd_agl.train.config import FREE_ON_RESUME, OWN, RunConfig, is_own
 from mpd_agl.train.distributed import ALONE, Ranks
 from mpd_agl.train.evaluate import Batches
 from mpd_agl.train.objective import Objective, build_objective, get_objective
 from mpd_agl.train.optim import build_optimizer
 from mpd_agl.train.own_network import OPTIONS, OwnNetwork, call_factory, check_network
-from mpd_agl.train.resolve import augment_steps, data_set, flatten, rule_facts
+from mpd_agl.train.resolve import augment_steps, data_set, rule_facts
 from mpd_agl.train.rng import seed_all
 from mpd_agl.train.start_from import start_from
 from mpd_agl.train.step import Ema, Stepper

@@ -33,7 +33,7 @@ _FILE = re.compile(r"[a-z]+\.safetensors|state\.json")
 
 
 class Position(NamedTuple):
-    """Where a run stands: complete epochs, then steps. An epoch's last step and its end are two positions."""
+    """How far a run is: complete epochs, then steps. An epoch's last step and its end are two positions."""
 
     epoch: int
     step: int
@@ -62,21 +62,21 @@ def save(root: Path, at: Position, tensors: Mapping[str, Mapping[str, Tensor]], 
     target = root / at.folder
     if target.exists():
         return target
-    beside = root / f".{target.name}.{os.getpid()}.tmp"
+    partial = root / f".{target.name}.{os.getpid()}.tmp"
     try:
-        beside.mkdir(parents=True)
+        partial.mkdir(parents=True)
         files = {f"{group}.safetensors": _pack(named) for group, named in tensors.items()}
         files["state.json"] = canonical(dict(state))
         for name, data in files.items():
-            write_synced(beside / name, data)
-        write_synced(beside / "manifest.json", _manifest(at, files))
-        sync_folder(beside)
-        os.rename(beside, target)
+            write_synced(partial / name, data)
+        write_synced(partial / "manifest.json", _manifest(at, files))
+        sync_folder(partial)
+        os.rename(partial, target)
         sync_folder(root)
     except OSError as error:
         raise explain(error, target, "The checkpoints before it stand: continue with --resume.") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -230,12 +230,10 @@ def set_aside(root: Path) -> list[str]:
 
 
 def _put_aside(path: Path) -> Path:
-    for number in range(1, 1000):
-        target = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
-        if not target.exists():
-            os.rename(path, target)
-            return target
-    raise InputError(f"{path.parent} holds 999 damaged checkpoints of one position. Check the disk.")
+    before = len(list(path.parent.glob(f"{path.name}.damaged*")))
+    target = path.with_name(f"{path.name}.damaged" + (f"-{before + 1}" if before else ""))
+    os.rename(path, target)
+    return target
 
 
 def prune(root: Path, keep_last: int, best: Position | None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,11 +47,7 @@ class Estimate:
     epoch_s: float
     run_s: float
     peak_mb: float | None
-    """Of the process; None where the system does not tell."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dict(vars(self))
+    """Of the process; None where the system does not report it."""
 
 
 class Clocked(Display):

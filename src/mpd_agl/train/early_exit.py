@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mpd_agl import ops
 from mpd_agl.errors import InputError
 from mpd_agl.export.plainstep import plain_network
 from mpd_agl.models import Network
@@ -27,23 +27,18 @@ def fast_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
     """The network in its fastest form here, and what it is.
 
     On a CPU that is an inference plan, or, for a network that it does not know, the folded network on the native
-    kernels. Elsewhere, and where there are no native kernels, the folded network is compiled.
+    kernels. Elsewhere it is the folded network on the backend that `auto` means.
     """
-    works = {name: not why for name, why in backends_here(device.type).items()}
     if net.options.ann:
         return fold(net), "folded"
-    on_cpu = device.type == "cpu" and works["native"]
-    if on_cpu and not (why := plan_unavailable(net)):
+    found = ops.resolve("auto", device, torch.float32).name
+    if found == "native" and not (why := plan_unavailable(net)):
         return InferencePlan(net), "folded, one native call"
-    folded, backend = fold(net), "native" if on_cpu else "eager"
+    folded = fold(net)
     for module in folded.modules():
         if isinstance(module, Neuron):
-            module.backend = backend
-    if on_cpu:
-        return folded, f"folded, native ({why})"
-    if works["compiled"]:
-        return cast(Network, torch.compile(folded)), "folded, compiled"
-    return folded, "folded, eager"
+            module.backend = found
+    return folded, f"folded, {found}" + (f" ({why})" if found == "native" else "")
 
 
 def int8_network(net: Network, device: torch.device) -> tuple[nn.Module, str]:
@@ -83,10 +78,6 @@ class Early:
     """Share of samples that took 1, 2, .. T steps."""
     ms_per_image: float
     """Of the network alone."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def early_answers(

@@ -21,7 +21,6 @@ from mpd_agl.records import RunRecord
 from mpd_agl.train.build import Sets, build_data, chosen
 from mpd_agl.train.config import OWN, RunConfig
 from mpd_agl.train.console import build_display
-from mpd_agl.train.observe import Display
 from mpd_agl.train.own_network import Forward, OwnNetwork
 from mpd_agl.train.resolve import Table, merge, nest, resolve
 from mpd_agl.train.rng import restore_rng, rng_state
@@ -104,27 +103,12 @@ def fit(
         if continued:
             record = resume_run(path, config.model_dump(mode="json"), display, sets=sets, own=own)
         else:
-            record = _start(config, path, display, overwrite, sets, own)
+            record = start(config, path, display, overwrite=overwrite, sets=sets, own=own)
     if own is not None:
         load_weights(own, path / "model.safetensors")
         to_rest(own.net)
         own.net.eval()
     return record
-
-
-def _start(
-    config: RunConfig, path: Path, display: Display, overwrite: bool, sets: Sets | None, own: OwnNetwork | None
-) -> RunRecord:
-    try:
-        return start(config, path, display, overwrite=overwrite, sets=sets, own=own)
-    except InputError as error:
-        if error.code != "run-exists":
-            raise
-        raise InputError(
-            f"run folder {path} exists. Pass resume=True to continue it, overwrite=True to start again, "
-            "or another name.",
-            error.code,
-        ) from error
 
 
 def _table(net: nn.Module | str, train: Any, settings: dict[str, Any], given: Mapping[str, Any]) -> Table:

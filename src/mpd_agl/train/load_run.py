@@ -18,7 +18,7 @@ from mpd_agl.train.own_network import (
     recall_network,
     state_hash,
 )
-from mpd_agl.train.resolve import merge, read_toml, resolve, resolve_recorded
+from mpd_agl.train.resolve import read_toml, resolve, resolve_recorded
 from mpd_agl.train.runfolder import check_run
 
 MAX_SIDE = 65536
@@ -61,18 +61,16 @@ class Trained:
             self.net.set_steps(num_steps, frames=len(self.record.data["shape"]) == 4)
 
 
-def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: str = "", factory: str = "") -> Trained:
+def load_run(path: Path, which: str, note: Callable[[str], None], *, factory: str = "") -> Trained:
     """A run's network with its weights: `last`, the result, or `best`, the best epoch on the test set.
 
-    The last weights of an unfinished run are its newest checkpoint's. `conv_impl` takes
-    other convolutions than the run was trained with; they compute the same function. `factory` builds the network of
-    a run of `mpd_agl.fit`. A run of an own network imports the user's module and runs its code.
+    The last weights of an unfinished run are its newest checkpoint's. `factory` builds the
+    network of a run of `mpd_agl.fit`. A run of an own network imports the user's module and runs its code.
     """
     if which not in ("last", "best"):
         raise InputError(f"--weights must be last or best, got {which!r}.")
     check_run(path)
-    table = read_toml(path / "config.toml")
-    config = resolve(merge(table, {"model": {"conv_impl": conv_impl}}) if conv_impl else table)
+    config = resolve(read_toml(path / "config.toml"))
     record = read_record(path / "record.json")
     with reading(path):
         size, channels, classes = record.data["shape"][-2], record.data["shape"][-1], len(record.data["classes"])
@@ -81,8 +79,6 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
             raise ValueError(f"images of {size} pixels, {channels} channels, {classes} classes")
     net: Network | OwnNetwork
     if is_own(config.model.name):
-        if conv_impl:
-            raise InputError("--conv-impl is for the networks of mpd-agl, and this run trained your own. Leave it out.")
         net = _own_network(config, record, factory, path)
     elif factory:
         raise InputError(
@@ -99,19 +95,17 @@ def load_run(path: Path, which: str, note: Callable[[str], None], *, conv_impl: 
     return Trained(config, record, net.eval(), saved.at.folder)
 
 
-def load_pretrained(pretrained: str, *, conv_impl: str = "") -> Trained:
+def load_pretrained(pretrained: str) -> Trained:
     """A trained network by its name or card, as the run that made it would be loaded."""
     card = pretrained_card(pretrained)
     with reading(f"the model card {card.name}"):
-        config = resolve_recorded(
-            merge(card.record["config"], {"model": {"conv_impl": conv_impl}} if conv_impl else {})
-        )
+        config = resolve_recorded(card.record["config"])
         record = RunRecord(**card.record)
         if not all(type(n) is int and 1 <= n <= MAX_SIDE for n in card.shape):
             raise ValueError(f"images of shape {card.shape}")
         if not len(card.mean) == len(card.std) == card.shape[-1]:
             raise ValueError("mean and std do not fit the channels")
-    net = create_model(card.model, pretrained=card, **({"conv_impl": conv_impl} if conv_impl else {}))
+    net = create_model(card.model, pretrained=card)
     return Trained(config, record, net, f"pretrained {card.name} ({card.weights['format']})")
 
 

@@ -52,11 +52,11 @@ class Watch:
         return Observation({"log": "monitor", **taken.to_dict()}, means(taken), self._warnings(taken))
 
     def state(self) -> dict[str, Any]:
-        """Which warnings stand."""
+        """The warnings in force."""
         return {"warned": sorted(self._warned)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Back to the warnings that stood."""
+        """Back to the warnings in force then."""
         self._warned = set(state["warned"])
 
     def _warnings(self, taken: Snapshot) -> list[dict[str, Any]]:

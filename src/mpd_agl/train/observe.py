@@ -1,4 +1,4 @@
-"""Where a run stands, and how the loop lets others look on: an observer sees chosen steps, a display sees all.
+"""How far a run is, and how the loop lets others watch it: an observer sees chosen steps, a display sees all.
 
 Neither can change a run; all that a display can do is end it, by raising `Stopped`.
 """

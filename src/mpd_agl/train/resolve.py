@@ -17,7 +17,7 @@ from mpd_agl.data.types import ArraySet, DataSet, LoadOptions
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.models import MODELS, NetworkOptions
 from mpd_agl.nn import METHODS, get_method
-from mpd_agl.options import ConfigTable, extended, part, sentence
+from mpd_agl.options import ConfigTable, extended, flatten, part, sentence
 from mpd_agl.plugins import load_plugins
 from mpd_agl.train.config import FREE_ON_RESUME, OWN, DataConfig, LossConfig, ModelConfig, RunConfig, is_own
 from mpd_agl.train.objective import OBJECTIVES
@@ -89,15 +89,6 @@ def fields_of(table: type[ConfigTable] | None = None, prefix: str = "") -> dict[
             for options in registry.entries.values():
                 found |= {f"{registry.section}.{n}": i for n, i in options.model_fields.items()}
     return found
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
-    """Nested tables as dotted names."""
-    flat: Table = {}
-    for name, value in table.items():
-        path = f"{prefix}{name}"
-        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
-    return flat
 
 
 def nest(flat: Mapping[str, Any]) -> Table:

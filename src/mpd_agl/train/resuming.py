@@ -8,6 +8,7 @@ from typing import Any
 
 from mpd_agl import records
 from mpd_agl.errors import InputError
+from mpd_agl.options import flatten
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
 from mpd_agl.train.build import BuiltRun
@@ -15,7 +16,7 @@ from mpd_agl.train.config import RunConfig
 from mpd_agl.train.distributed import Ranks
 from mpd_agl.train.loop import Trainer
 from mpd_agl.train.observe import Display
-from mpd_agl.train.resolve import check_unchanged, flatten, merge, read_toml, resolve
+from mpd_agl.train.resolve import check_unchanged, merge, read_toml, resolve
 from mpd_agl.train.runfolder import MARK, RunFolder
 
 LAUNCH = ".launch"
@@ -121,11 +122,11 @@ def _record_of(folder: RunFolder, note: Callable[[str], None]) -> RunRecord | No
 
 def check_same_run(before: RunRecord, now: BuiltRun) -> None:
     """Refuse to continue on other data, or on another backend, which rounds differently."""
-    theirs, ours = ({k: facts.get(k) for k in ("class", "state_sha256")} for facts in (before.network, now.network))
-    if theirs != ours and (theirs["state_sha256"] != ours["state_sha256"] or _last(theirs) != _last(ours)):
+    then, here = ({k: facts.get(k) for k in ("class", "state_sha256")} for facts in (before.network, now.network))
+    if then != here and (then["state_sha256"] != here["state_sha256"] or _last(then) != _last(here)):
         raise InputError(
-            f"the run began with a network {_last(theirs)} of {before.network.get('parameters'):,} parameters, got "
-            f"{_last(ours)} of {now.parameters:,} whose state has other names or shapes. "
+            f"the run began with a network {_last(then)} of {before.network.get('parameters'):,} parameters, got "
+            f"{_last(here)} of {now.parameters:,} whose state has other names or shapes. "
             "Resume it with the network it began with, or start a new run under another name.",
             "other-network",
         )

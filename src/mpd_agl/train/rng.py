@@ -19,7 +19,7 @@ def seed_all(seed: int) -> None:
 
 
 def rng_state(device: torch.device = _CPU) -> dict[str, Any]:
-    """The generators as they stand; all processes of a run hold the same."""
+    """The generators' present states; all processes of a run hold the same."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     version, words, following = random.getstate()
     return {

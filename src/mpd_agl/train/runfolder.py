@@ -171,8 +171,8 @@ def _old_run(path: Path, *, overwrite: bool) -> list[Path]:
         )
     if content and not overwrite:
         raise InputError(
-            f"run folder {path} exists. Continue it with --resume {path}, start again with --overwrite, "
-            "or use another --name.",
+            f"run folder {path} exists. Continue it with --resume {path} (fit: resume=True), start again with "
+            "--overwrite (fit: overwrite=True), or use another name.",
             "run-exists",
         )
     return content

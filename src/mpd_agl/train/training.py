@@ -1,16 +1,13 @@
 """A run from its configuration to its record: start, or continue where it was stopped."""
 
-import copy
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mpd_agl import records
 from mpd_agl.data.options import SplitOptions
@@ -23,11 +20,10 @@ from mpd_agl.options import part
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
 from mpd_agl.train.build import BuiltRun, Sets, build_run, build_test_loader, subset
-from mpd_agl.train.config import RunConfig, TrackConfig
+from mpd_agl.train.config import RunConfig
 from mpd_agl.train.console import Mute
 from mpd_agl.train.distributed import ALONE, PeerLost, Ranks
 from mpd_agl.train.loop import Trainer
-from mpd_agl.train.losses import mean_output
 from mpd_agl.train.monitoring import Watch, can_watch
 from mpd_agl.train.observe import Display, Observer
 from mpd_agl.train.own_network import OwnNetwork
@@ -35,7 +31,7 @@ from mpd_agl.train.resolve import to_toml
 from mpd_agl.train.resuming import SavedRun, check_same_run, differences, find, restore, sign
 from mpd_agl.train.runfolder import RunFolder, check_free, now
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.trackers import build_trackers
+from mpd_agl.train.trackers import TensorBoard
 
 ENERGY_SAMPLES = 256
 
@@ -106,15 +102,16 @@ def _train(
     folder.log(how)
     display = display if ranks.first else Mute()
     record = _first_record(run, folder, display, before)
-    if run.backend == "compiled":
-        compile_first(run, display.note)
     observers: list[Observer] = []
     if config.monitor.every and can_watch(run.net):
         observers.append(Watch(run.net, config.monitor.every, steps=config.train.epochs * len(run.train)))
-    tracked = config.track if ranks.first else TrackConfig()
-    trackers = build_trackers(tracked, folder.path, record.config, saved.at.step if saved else 0, display.note)
-    with closing(trackers):
-        trainer = Trainer(run, folder, display, observers, trackers)
+    with ExitStack() as stack:
+        tracker = None
+        if config.track.tensorboard and ranks.first:
+            tracker = stack.enter_context(
+                closing(TensorBoard(folder.path, saved.at.step if saved else 0, display.note))
+            )
+        trainer = Trainer(run, folder, display, observers, tracker)
         if folder.start_metrics(restore(trainer, saved, folder) if saved else 0):
             display.note(f"{folder.path / 'metrics.jsonl'} is shorter than it was: lines before this one are lost.")
         _write(folder, record)
@@ -210,26 +207,6 @@ def _warnings_as_notes(folder: RunFolder, display: Display) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-def compile_first(run: BuiltRun, note: Callable[[str], None]) -> float:
-    """One step on a copy of the network, so that the run's own steps find everything compiled; returns the seconds.
-
-    Neither the network nor the random numbers of the run are touched. torch keeps what it compiled on disk: a second
-    start is quick.
-    """
-    note("backend compiled: compiling for this network and batch size, which takes minutes where torch's cache is cold")
-    began, device = time.perf_counter(), run.stepper.device
-    with run.train.epoch(0) as epoch:
-        x, y = (part.to(device) for part in next(iter(epoch)))
-    parts = min(run.config.train.accumulate, len(y) // 2) or 1
-    twin: nn.Module = copy.deepcopy(run.net).train()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        output = twin(x.tensor_split(parts, -4)[0])
-        torch.autograd.backward(F.cross_entropy(mean_output(output), y.tensor_split(parts)[0]))
-    seconds = time.perf_counter() - began
-    note(f"backend compiled: ready after {seconds:.1f} s")
-    return seconds
 
 
 def measure_energy(run: BuiltRun, net: nn.Module) -> dict[str, Any] | None:
