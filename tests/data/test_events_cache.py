@@ -154,13 +154,3 @@ def test_a_cut_array_is_made_again(tmp_path):
     path = Path(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False).filename)
     path.write_bytes(path.read_bytes()[:-7])
     np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
-
-
-def test_no_recordings_are_refused(tmp_path):
-    with pytest.raises(InputError, match="at least one recording, got 0"):
-        build_frames(read, 0, CONFIG, tmp_path, key="k", progress=False)
-
-
-def test_no_output_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    build_frames(read, COUNT, CONFIG, tmp_path, key="k")
-    assert capfd.readouterr() == ("", "")
