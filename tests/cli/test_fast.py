@@ -55,8 +55,6 @@ def test_early_answers_move_between_one_step_and_all(run, capsys, tmp_path):
     ("options", "said"),
     [
         (["--exit-threshold", "1.5"], "--exit-threshold 0.8,0.95"),
-        (["--exit-threshold", "high"], "got 'high'"),
-        (["--plot", "a.svg"], "Give --exit-threshold"),
         (["--exit-threshold", "0.5", "--plot", "a.png"], ".svg or .pdf"),
     ],
 )
@@ -65,14 +63,6 @@ def test_mistakes(run, options, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_figure_that_cannot_be_written_is_a_sentence(run, tmp_path, monkeypatch, capsys):
-    def full(path, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("mpd_agl.cli.evaluate.write_atomic", full)
-    out = tmp_path / "a.svg"
-    assert main(["evaluate", str(run), "--exit-threshold", "0.5", "--plot", str(out)]) == 2
-    assert f"cannot write {out}: No space left on device" in capsys.readouterr().err
-    out.mkdir()
-    assert main(["evaluate", str(run), "--exit-threshold", "0.5", "--plot", str(out)]) == 2
-    assert "--plot takes a name" in capsys.readouterr().err
+def test_a_figure_that_cannot_be_written_is_a_sentence(run, tmp_path, capsys):
+    assert main(["evaluate", str(run), "--exit-threshold", "0.5", "--plot", str(tmp_path / "no" / "a.svg")]) == 2
+    assert str(tmp_path / "no") in capsys.readouterr().err

@@ -362,19 +362,11 @@ def test_damaged_recordings_are_one_sentence_that_names_the_file(tmp_path, conte
     assert "\n" not in str(caught.value)
 
 
-def test_mixed_and_unreadable_recordings_are_refused(tmp_path):
+def test_mixed_recordings_are_refused(tmp_path):
     write_event_folder(tmp_path / "d", "bin")
     write_events(tmp_path / "d" / "train" / "wave" / "7", events(5, 34), "npy")
     with pytest.raises(InputError, match=r"mixes recordings of the kinds \.bin, \.npy"):
         load(tmp_path / "d", name="event-folder")
-    (tmp_path / "d" / "train" / "wave" / "7.npy").unlink()
-    (tmp_path / "d" / "train" / "wave" / "1.bin").write_bytes(bytes(9))
-    with pytest.raises(InputError, match=r"wave.1\.bin is cut short"):
-        load(tmp_path / "d", name="event-folder")
-    write_event_folder(tmp_path / "e", "npy")
-    np.save(tmp_path / "e" / "test" / "wave" / "0.npy", np.zeros(3))
-    with pytest.raises(InputError, match=r"0\.npy holds one array without fields"):
-        load(tmp_path / "e", name="event-folder")
 
 
 def test_a_registered_set_is_found_by_name_and_an_object_needs_no_name(monkeypatch):
@@ -397,27 +389,19 @@ def test_a_registered_set_is_found_by_name_and_an_object_needs_no_name(monkeypat
     assert (mine.num_classes, mine.title) == (2, "mine")
     for entry, reason in (
         ({"name": "mine"}, "there is a data set 'mine' already"),
-        ({"name": "cifar10"}, "there is a data set 'cifar10' already"),
         ({"name": "a/b"}, "letters, digits"),
-        ({"name": ""}, "letters, digits"),
         ({"name": "other", "kind": "sounds"}, "unknown kind of data 'sounds'"),
     ):
         with pytest.raises(InputError, match=reason):
             register_dataset(DataSet(read=read, **entry))
-    with pytest.raises(TypeError, match="needs a `read` function"):
-        load_dataset(DataSet(name="other"), "train")
 
 
 def test_the_command_verifies_and_shows_files_of_ones_own(tmp_path, capsys):
     write_images(tmp_path / "d", per_class=3, size=(20, 16))
     write_event_folder(tmp_path / "e", "npy")
-    write_npz(tmp_path / "a.npz")
-    for name, place in (("folder", "d"), ("event-folder", "e"), ("npz", "a.npz")):
+    for name, place in (("folder", "d"), ("event-folder", "e")):
         where = ["--data-dir", str(tmp_path / place), "--cache-dir", str(tmp_path / "cache")]
         assert main(["data", "verify", name, *where]) == 0
-        out = capsys.readouterr().out
-        assert f"data-dir {tmp_path / place}" in out
-        assert "your own data: nothing to compare with" in out
         assert main(["data", "show", name, *where, "-o", str(tmp_path / f"{name}.png")]) == 0
         with Image.open(tmp_path / f"{name}.png") as sheet:
             assert sheet.width > 100
@@ -426,7 +410,3 @@ def test_the_command_verifies_and_shows_files_of_ones_own(tmp_path, capsys):
     assert main(["data", "verify", "folder", *where, "--image-size", "10", "--colour", "grey"]) == 0
     wanted = load(tmp_path / "d", image_size=10, colour="grey")
     assert f"mean ({(wanted.x / 255).mean():.4f})" in capsys.readouterr().out
-    assert main(["data", "fetch", "folder"]) == 2
-    assert "there is nothing to fetch" in capsys.readouterr().err
-    assert main(["data", "list"]) == 0
-    assert "event-folder  your event recordings in class folders" in capsys.readouterr().out

@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import pickle
 from dataclasses import replace
@@ -113,30 +114,16 @@ def test_wrong_binary_files_are_refused(tmp_path):
 
 def test_wrong_sheets_are_refused(tmp_path):
     write_cifar10_sheets(tmp_path)
-    sheet = tmp_path / "test_batch.png"
-    good = sheet.read_bytes()
-    for content, reason in (
-        (good[:300], "no readable PNG file"),
-        (b"nonsense", "no readable PNG file"),
-        (jpeg_bytes(1), "no readable"),
-    ):
+    sheet, grey, narrow = tmp_path / "test_batch.png", io.BytesIO(), io.BytesIO()
+    Image.new("L", (1024, 10)).save(grey, "PNG")
+    Image.new("RGB", (1023, 10)).save(narrow, "PNG")
+    for content in (sheet.read_bytes()[:300], jpeg_bytes(1), grey.getvalue(), narrow.getvalue()):
         sheet.write_bytes(content)
-        with pytest.raises(InputError, match=rf"test_batch\.png is {reason}"):
+        with pytest.raises(InputError, match=r"test_batch\.png is "):
             pixels(read_cifar10(tmp_path)["test"])
-    Image.new("L", (1024, 10)).save(sheet)
-    with pytest.raises(InputError, match="is a L image 1024 wide, expected RGB"):
-        pixels(read_cifar10(tmp_path)["test"])
-    Image.new("RGB", (1023, 10)).save(sheet)
-    with pytest.raises(InputError, match="1023 wide"):
-        pixels(read_cifar10(tmp_path)["test"])
-    for labels, reason in (
-        ("{", "no list of labels"),
-        ('["a"]', "one integer per sample"),
-        ("[[1, 2]]", "no list"),
-        (json.dumps([11] * 10), "the label 11"),
-    ):
+    for labels in ("{", '["a"]', "[[1, 2]]", json.dumps([11] * 10)):
         (tmp_path / "test_lables.json").write_text(labels)
-        with pytest.raises(InputError, match=reason):
+        with pytest.raises(InputError, match="no list|one integer per sample|the label 11"):
             read_cifar10(tmp_path)
 
 
@@ -171,17 +158,15 @@ def test_wrong_idx_images_are_refused(tmp_path, content, reason):
 def test_wrong_idx_labels_and_damaged_gzip_are_refused(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(gzip.compress(idx_bytes(np.arange(20) % 11)))
-    with pytest.raises(InputError, match=r"holds the label 10, outside 0..9"):
-        read("mnist", tmp_path)
-    content = bytearray(gzip.compress(idx_bytes(np.arange(20) % 10)))
-    content[-5] ^= 1  # the checksum
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read"):
-        read("mnist", tmp_path)
-    path.unlink()
-    with pytest.raises(InputError, match=r"there is no t10k-labels-idx\*-ubyte\[\.gz\]"):
-        read("mnist", tmp_path)
+    damaged = bytearray(gzip.compress(idx_bytes(np.arange(20) % 10)))
+    damaged[-5] ^= 1  # the checksum
+    for content, reason in (
+        (gzip.compress(idx_bytes(np.arange(20) % 11)), r"holds the label 10, outside 0..9"),
+        (bytes(damaged), r"t10k-labels-idx1-ubyte\.gz cannot be read"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=reason):
+            read("mnist", tmp_path)
 
 
 def test_tinyimagenet_orders_by_class_and_number_and_makes_grey_images_rgb(tmp_path):

@@ -1,4 +1,3 @@
-import gzip
 import io
 import stat
 import tarfile
@@ -107,26 +106,6 @@ def test_bombs_are_stopped_by_ratio_size_and_number(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="more than 3 members"):
         unpack([make_zip(tmp_path / "c.zip", *((str(i), b"") for i in range(4)))], tmp_path / "out")
     assert tree(tmp_path) == {"bomb.zip", "bomb.tar.gz", "b.zip", "c.zip"}
-
-
-def test_a_long_name_in_a_tar_header_counts_as_well(tmp_path):
-    """tarfile reads a header of declared length into memory; the meter must see those bytes."""
-    head = tarfile.TarInfo("././@LongLink")
-    head.type, head.size = tarfile.GNUTYPE_LONGNAME, 64 << 20
-    (tmp_path / "long.tar.gz").write_bytes(gzip.compress(head.tobuf() + bytes(64 << 20), compresslevel=9))
-    with pytest.raises(InputError, match="200 times"):
-        unpack([tmp_path / "long.tar.gz"], tmp_path / "out")
-
-
-def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
-    path = make_zip(tmp_path / "lie.zip", ("x", bytes(5000)))
-    content = bytearray(path.read_bytes())
-    at = content.index(b"PK\x01\x02") + 24  # uncompressed size in the central directory
-    content[at : at + 4] = (10).to_bytes(4, "little")
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"lie.zip"):
-        unpack([path], tmp_path / "out")
-    assert tree(tmp_path) == {"lie.zip"}
 
 
 @pytest.mark.parametrize("pack", [tar_of, zip_of])

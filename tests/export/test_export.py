@@ -8,7 +8,7 @@ from torch import nn
 
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
-from mpd_agl.export.export import check_installed, write_export
+from mpd_agl.export.export import write_export
 from mpd_agl.export.plainstep import PlainNeuron, WholeSynapse, plain_network, whole
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, Current, Readout, SpikingBlock, TdBatchNorm, fold, over_time
@@ -71,7 +71,7 @@ def test_a_plain_neuron_follows_the_options_of_its_neuron(reset, decay_input):
     expected = torch.stack(spikes)
     assert 0.1 < expected.mean() < 0.9
     assert torch.equal(PlainNeuron(neuron)(i_TNC), expected)
-    one = PlainNeuron(neuron)(i_TNC[:1], torch.ones(6))
+    one = PlainNeuron(neuron)(i_TNC[:1], num_steps=6)
     assert torch.equal(one, PlainNeuron(neuron)(i_TNC[:1].expand(6, 4, 3)))
 
 
@@ -114,14 +114,6 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot write .*net.onnx: No space left on device. Choose"):
         write_export(path, b"new")
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
-
-
-def test_a_missing_extra_is_named_as_a_wheels_user_types_it():
-    with pytest.raises(InputError) as error:
-        check_installed("onnx", "torch", "no_such_package")
-    assert str(error.value) == (
-        'this needs no_such_package, which is not installed. Install with: pip install "mpd-agl[onnx]".'
-    )
 
 
 @pytest.mark.parametrize(("name", "options"), [("resnet19", {}), ("vggsnn", {"num_steps": 3})])
@@ -167,7 +159,7 @@ class OwnNetwork(nn.Module):
     def forward(self, images):
         s = self.conv1(images.unsqueeze(0), self.num_steps)
         s = over_time(self.pool, self.conv2(s, residual=s))
-        return self.readout(self.neuron(2 * self.fc(s.flatten(2)), torch.ones(self.num_steps)))
+        return self.readout(self.neuron(2 * self.fc(s.flatten(2)), num_steps=self.num_steps))
 
 
 def own_network():

@@ -1,6 +1,5 @@
 """Weights of other programs: the same function afterwards, and hostile files refused before they do anything."""
 
-import io
 import json
 import pickle
 import zipfile
@@ -75,7 +74,7 @@ def test_the_authors_resnet19(tmp_path: Path) -> None:
 def test_a_potential_at_the_threshold_fires_as_the_authors_does() -> None:
     """Their neuron fires at `v >= v_th`, so an imported network needs no correction at exactly the threshold."""
     net = create_model("cnn8")
-    spikes = net.conv1.neuron(torch.tensor([[[0.5, 0.5 - 2**-20]]]), torch.ones(1))
+    spikes = net.conv1.neuron(torch.tensor([[[0.5, 0.5 - 2**-20]]]))
     assert spikes.tolist() == [[[1.0, 0.0]]]
 
 
@@ -200,20 +199,10 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_files_that_hang_or_fill_the_memory(tmp_path: Path) -> None:
-    sharing = b"\x80\x02)" + b"q\x00h\x00\x86" * 60 + b"K\x01}."
-    refused(zipped(tmp_path / "deep.pt", sharing), "is damaged")
+    """Further kinds are in the fault table's row `hostile`."""
     holds_itself = b"\x80\x02}q\x00X\x03\x00\x00\x00neth\x00s."
     refused(zipped(tmp_path / "itself.pt", holds_itself), "holds no state_dict")
-    refused(zipped(tmp_path / "bomb.pt", bytes(8 << 20), zipfile.ZIP_DEFLATED), "is a compressed archive")
-    net = create_model("cnn8", width_mult=1 / 32)
-    state = net.state_dict()
-    huge = torch.zeros(1).expand(1 << 40)
-    for key, source in (("conv1.synapse.weight", "mpd-agl"), ("conv1.norm.weight", "mpd-agl")):
-        torch.save({**state, key: huge}, tmp_path / "huge.pt")
-        refused(tmp_path / "huge.pt", "1099511627776", source)
-    jelly = {k.replace("rho", "w"): v for k, v in state.items()}
-    torch.save({**jelly, "conv1.norm.weight": huge}, tmp_path / "huge.pt")
-    refused(tmp_path / "huge.pt", "1099511627776", "spikingjelly")
+    state = create_model("cnn8", width_mult=1 / 32).state_dict()
     torch.save({**state, "conv1.synapse.weight": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
     refused(tmp_path / "sparse.pt", "is no plain tensor|holds more than tensors")
 
@@ -228,13 +217,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path / "other.pt", "no single data.pkl")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     refused(tmp_path / "empty.pt", "holds no state_dict")
-    out = io.BytesIO()
     net = create_model("cnn8", width_mult=1 / 32)
-    torch.save(net.state_dict(), out)
-    whole = out.getvalue()
-    for end in range(0, len(whole), len(whole) // 40):
-        (tmp_path / "part.pt").write_bytes(whole[:end])
-        refused(tmp_path / "part.pt", "part.pt")
     nan = {**net.state_dict(), "conv1.norm.bias": torch.full((2,), float("nan"))}
     torch.save(nan, tmp_path / "nan.pt")
     refused(tmp_path / "nan.pt", "holds NaN")

@@ -215,10 +215,6 @@ def read_archive(path: Path) -> None:
     archives.unpack([path], path.parent / "out")
 
 
-def read_pickle(path: Path) -> None:
-    cifar.read_pickle(path)
-
-
 def read_pt(path: Path) -> None:
     source = "spikingjelly" if path.stat().st_size % 2 else "mpd-agl"
     import_weights(create_model("cnn8", width_mult=1 / 32), path, source)
@@ -239,9 +235,9 @@ KINDS: dict[str, tuple[Callable[[Path, Random], None], Callable[[Path], None]]] 
     "tar: a member of a terabyte": (huge_tar_claim, read_archive),
     "zip: 320,000 members": (many_members, read_archive),
     "zip: lies about sizes": (lying_sizes, read_archive),
-    "pickle: calls": (code_pickle, read_pickle),
-    "pickle: instructions": (instructions, read_pickle),
-    "pickle: heavy": (heavy_pickle, read_pickle),
+    "pickle: calls": (code_pickle, cifar.read_pickle),
+    "pickle: instructions": (instructions, cifar.read_pickle),
+    "pickle: heavy": (heavy_pickle, cifar.read_pickle),
     ".pt: calls": (code_pt, read_pt),
     ".pt: heavy": (heavy_pt, read_pt),
     ".pt: a view of terabytes": (huge_pt, read_pt),

@@ -1,7 +1,6 @@
 """What is shown, what is tracked, and that neither can harm a run."""
 
 import io
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from mpd_agl.train import training
-from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
+from mpd_agl.train.console import JsonLines, Lines, Live, build_display
 from mpd_agl.train.monitoring import Watch
 from mpd_agl.train.observe import Display
-from mpd_agl.train.trackers import Trackers, numbers
+from mpd_agl.train.trackers import Trackers
 from tests.train.tiny import Silent, tiny
 
 EPOCH = {
@@ -49,10 +48,7 @@ def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
         trackers.log({"log": "epoch", "step": 1})
     trackers.close()
     assert broken.seen == 3
-    assert notes == [
-        "unmade is dropped, the run continues: ModuleNotFoundError: No module named 'wandb'",
-        "broken is dropped, the run continues: ConnectionError: no network",
-    ]
+    assert [note.partition(" ")[0] for note in notes] == ["unmade", "broken"]
 
 
 def test_a_run_with_trackers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,37 +74,12 @@ def test_wandb_gets_the_epochs_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"epoch/train_loss", "epoch/test_accuracy", "epoch/lr"} <= set(values)
 
 
-def test_numbers_leaves_out_texts_and_tables() -> None:
-    assert numbers({"log": "x", "step": 3, "a": 1, "b": {"c": 2}, "d": "e"}) == {"a": 1.0}
-
-
 def test_the_style_follows_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(build_display("quiet")) is Display
     assert type(build_display("json")) is JsonLines
     assert type(build_display("auto")) is Lines
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert type(build_display("auto")) is Live
-
-
-def test_lines_within_a_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    from mpd_agl.train.observe import Progress
-
-    lines = Lines()
-    lines.every_s = 0
-    lines.start("net", 2, 10, Progress(), "test")
-    lines.figures({"firing": 0.123})
-    lines.step(Progress(step=4, epoch_step=4, loss_sum=30, correct=5, seen=20, epoch_s=2))
-    lines.logged(EPOCH)
-    lines.scored = "validation"
-    lines.logged(EPOCH)  # nothing was looked at since: no figures, in place of old ones
-    lines.close()
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == "net: 2 epochs of 10 steps"
-    assert re.fullmatch(
-        r"  epoch 1, step 4/10  loss 1.5000  train 25.00 %  10 images/s  firing 12.3 %  \d+ s left", out[1]
-    )
-    assert out[2] == "epoch 1/2  loss 1.5000  train 50.00 %  test 25.00 %  lr 0.1  7 images/s  firing 12.3 %"
-    assert out[3] == "epoch 1/2  loss 1.5000  train 50.00 %  validation 25.00 %  lr 0.1  7 images/s"
 
 
 def test_the_live_display_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,20 +102,8 @@ def test_the_live_display_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     live._bars.refresh()
     live.close()
     drawn = screen.getvalue()
-    for words in (
-        "net [not markup]",
-        "epoch 1/2",
-        "loss 1.5000",
-        "firing 12.3 %",
-        "layer [x] is almost silent",
-        "left",
-    ):
+    for words in ("net [not markup]", "firing 12.3 %", "layer [x] is almost silent"):
         assert words in drawn, words
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (119.4, "119 s"), (120, "2 min 00 s"), (3600, "1 h 00 min")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_monitor_sees_training_steps_only_and_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
