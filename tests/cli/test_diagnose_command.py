@@ -64,6 +64,7 @@ def test_json_and_a_batch_of_ones_own(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        ("os:abort", "'os' is a module of Python itself"),
         ("nowhere:build", "there is no module 'nowhere'"),
         ("broken_net:build", "the module broken_net failed with ZeroDivisionError: division by zero"),
         ("some_net:fails", "some_net:fails() failed with KeyError: 'channels'"),

@@ -44,8 +44,6 @@ def test_a_runs_own_network_and_test_data(capsys, tmp_path):
     assert report["layers"][0]["macs"] == 1 * 2 * 9 * 28 * 28
     assert main(["energy", "resnet19", "--checkpoint", run]) == 2
     assert "is a run of cnn8, got MODEL resnet19" in capsys.readouterr().err
-    assert main(["energy", "cnn8", "--checkpoint", run, "--width-mult", "1"]) == 2
-    assert "was trained with --width-mult 0.03125, got 1.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -60,4 +58,3 @@ def test_bad_input_is_one_sentence_without_a_traceback(args, sentence, capsys):
     err = capsys.readouterr().err
     assert sentence in err
     assert err.count("\n") == 1
-    assert "Traceback" not in err

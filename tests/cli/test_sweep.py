@@ -52,10 +52,7 @@ def test_without_optuna_one_sentence_and_no_folder(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert sweep(write(tmp_path)) == 2
-    err = capsys.readouterr().err
-    assert err == (
-        'mpd-agl: sweeps need Optuna, which is not installed here. Install it with: pip install "mpd-agl[optuna]".\n'
-    )
+    assert 'pip install "mpd-agl[optuna]"' in capsys.readouterr().err
     assert not (tmp_path / "sweeps").exists()
     assert sweep(write(tmp_path), "--dry-run") == 0  # looking at a sweep needs no engine
 
@@ -80,20 +77,6 @@ def test_bad_input_is_one_sentence(
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
-    assert not (tmp_path / "sweeps").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--workers", "2", "--slurm", "local"], "--workers does not go with --slurm"),
-        (["--slurm", "hours=0"], "hours must be a number over 0, got '0'"),
-        (["--dryrun"], "unknown option --dryrun. Did you mean --dry-run?"),
-    ],
-)
-def test_bad_options(options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep(write(tmp_path), *options) == 2
-    assert words in capsys.readouterr().err
     assert not (tmp_path / "sweeps").exists()
 
 

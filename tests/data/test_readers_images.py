@@ -72,21 +72,15 @@ def test_cifar100_reads_fine_labels(tmp_path, form):
     np.testing.assert_array_equal(pixels(splits["test"]), x[20:])
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({b"labels": [0] * 9 + [10]}, "data_batch_2 holds the label 10, outside 0..9"),
-        ({b"labels": [0] * 9 + [-1]}, "data_batch_2 holds the label -1"),
-    ],
-)
-def test_a_label_out_of_range_is_refused_by_name(tmp_path, changes, reason):
+@pytest.mark.parametrize("label", [10, -1])
+def test_a_label_out_of_range_is_refused_by_name(tmp_path, label):
     write_cifar10_python(tmp_path)
     path = tmp_path / "data_batch_2"
-    path.write_bytes(pickle.dumps({**cifar.read_pickle(path), **changes}, protocol=3))
+    path.write_bytes(pickle.dumps({**cifar.read_pickle(path), b"labels": [0] * 9 + [label]}, protocol=3))
     with pytest.raises(InputError, match="data_batch_2 is damaged or not the official one"):
         read_cifar10(tmp_path)
     pin(path)
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError, match=f"data_batch_2 holds the label {label}"):
         read_cifar10(tmp_path)
 
 

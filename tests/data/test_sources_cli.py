@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from mpd_agl.cli import main
-from mpd_agl.data import dvs, show
+from mpd_agl.data import show
 from mpd_agl.data.load import load_dataset
 from tests.data.samplefiles import tiny_cifar10, write_cifar10_python
 from tests.data.test_sources_load import hashes
@@ -59,17 +59,6 @@ def test_show_writes_a_sheet_of_images(capsys, tmp_path, monkeypatch):
     x, y = 8 + side + 8, 8 + show.TEXT
     np.testing.assert_array_equal(sheet[y : y + side, x : x + side, 0], first_one)
     assert [p.name for p in out.parent.iterdir()] == ["sheet.png"]
-
-
-def test_show_writes_strips_of_frames(capsys, tmp_path, monkeypatch):
-    recorded = []
-    simulate = dvs.simulate
-    monkeypatch.setattr(dvs, "simulate", lambda *a, **k: recorded.append(k["index"]) or simulate(*a, **k))
-    out = tmp_path / "strip.png"
-    assert run(capsys, "show", "mnist5k-dvs", "-o", out)[0] == 0
-    assert len(recorded) == show.STRIPS  # only what is shown is recorded
-    sheet = np.asarray(Image.open(out))
-    assert sheet.shape[1] == show.STEPS * (48 * 2 + 4) + 12
 
 
 def test_on_is_red_and_off_is_blue():

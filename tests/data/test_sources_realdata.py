@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpd_agl.cli import main
 from mpd_agl.data import recordings, registry
 from mpd_agl.data.event_sets import list_recordings
-from mpd_agl.data.load import load_dataset
-from mpd_agl.data.types import LoadOptions
 from mpd_agl.data.verify import verify
 from mpd_agl.errors import InputError
 
@@ -53,20 +50,6 @@ def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(InputError, match=r"data_batch_4 is damaged or not the official one"):
         verify("cifar10", data_dir=tmp_path / "c", cache_dir=tmp_path / "cache")
-
-
-def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
-    folder = need("tiny-imagenet-200")
-    files = registry.get("tinyimagenet").required_in(folder, LoadOptions()).read()
-    if len(files["train"].y_N) == 100_000:
-        pytest.skip("the set here is complete")
-    assert main(["data", "verify", "tinyimagenet", "--data-dir", str(folder), "--cache-dir", str(tmp_path)]) == 2
-    assert f"{len(files['train'].y_N):,} of 100,000 train samples" in capsys.readouterr().err
-    assert set(np.bincount(files["test"].y_N)) == {50}
-    assert files["test"].encoded_sha256() == registry.get("tinyimagenet").encoded_sha256["test"]
-    data = load_dataset("tinyimagenet", "test", data_dir=folder, cache_dir=tmp_path, allow_partial=True)
-    assert data.provenance["partial"] is True
-    assert data.x.shape == (10_000, 64, 64, 3)
 
 
 def test_nmnist_recordings_are_genuine():

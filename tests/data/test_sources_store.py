@@ -154,18 +154,6 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path, data):
         store.verify(opened)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda y: np.where(y == 2, 3, y), r"somewhere holds the label 3, outside 0\.\.2"),
-        (lambda y: y[:11], r"12 in all, got int64 of shape \(11,\)"),
-    ],
-)
-def test_labels_that_are_no_class_numbers_are_refused(data, change, reason):
-    with pytest.raises(InputError, match=reason):
-        split_of(data[0], change(data[1]))
-
-
 def test_an_interrupt_leaves_nothing(tmp_path, data):
     x, y = data
 

@@ -15,6 +15,7 @@ from mpd_agl.cli import main
 from mpd_agl.errors import InputError
 from mpd_agl.export import import_weights
 from mpd_agl.models import Network, create_model, load_weights
+from tests.data.samplefiles import make_pt
 from tools.authors import places
 
 
@@ -180,19 +181,12 @@ class Call:
         return print, ("code ran",)
 
 
-def zipped(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", compression) as pack:
-        pack.writestr("archive/data.pkl", content)
-        pack.writestr("archive/version", "3\n")
-    return path
-
-
 def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"net": Call()}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", "holds more than tensors")
     torch.save(nn.Linear(2, 2), tmp_path / "b.pt")
     refused(tmp_path / "b.pt", "holds more than tensors")
-    refused(zipped(tmp_path / "c.pt", b"cos\nsystem\n(S'echo code ran'\ntR."), "holds more than tensors")
+    refused(make_pt(tmp_path / "c.pt", b"cos\nsystem\n(S'echo code ran'\ntR."), "holds more than tensors")
     (tmp_path / "d.pt").write_bytes(pickle.dumps(Call()))
     refused(tmp_path / "d.pt", "is no zip file as torch.save writes")
     assert "code ran" not in capsys.readouterr().out
@@ -201,7 +195,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_files_that_hang_or_fill_the_memory(tmp_path: Path) -> None:
     """Further kinds are in the fault table's row `hostile`."""
     holds_itself = b"\x80\x02}q\x00X\x03\x00\x00\x00neth\x00s."
-    refused(zipped(tmp_path / "itself.pt", holds_itself), "holds no state_dict")
+    refused(make_pt(tmp_path / "itself.pt", holds_itself), "holds no state_dict")
     state = create_model("cnn8", width_mult=1 / 32).state_dict()
     torch.save({**state, "conv1.synapse.weight": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
     refused(tmp_path / "sparse.pt", "is no plain tensor|holds more than tensors")
@@ -211,7 +205,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path / "none.pt", "cannot read .*none.pt: No such file")
     (tmp_path / "text.pt").write_text("weights")
     refused(tmp_path / "text.pt", "is no zip file")
-    refused(zipped(tmp_path / "cut.pt", b"\x80\x02}q"), "is damaged")
+    refused(make_pt(tmp_path / "cut.pt", b"\x80\x02}q"), "is damaged")
     with zipfile.ZipFile(tmp_path / "other.pt", "w") as pack:
         pack.writestr("a.txt", "a")
     refused(tmp_path / "other.pt", "no single data.pkl")

@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpd_agl.cli.runs import read_row
@@ -23,17 +24,14 @@ from mpd_agl.train import checkpoint, resuming, training
 from mpd_agl.train.load_run import load_run
 from mpd_agl.train.resolve import read_toml, resolve, to_toml
 from tests.data.test_readers_fuzz import damaged
+from tests.data.test_readers_fuzz import fuzz as data_fuzz
 from tests.report import runfolder as made
 from tests.train.tiny import TINY, Silent, tiny
 
 FACTOR = int(os.environ.get("MPD_AGL_FUZZ_RECORDS", "1"))
 
 
-def fuzz(examples: int) -> settings:
-    ignored = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-    return settings(
-        max_examples=examples * FACTOR, deadline=None, database=None, derandomize=True, suppress_health_check=ignored
-    )
+fuzz = partial(data_fuzz, factor=FACTOR)
 
 
 anything = st.recursive(

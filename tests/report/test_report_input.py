@@ -12,13 +12,9 @@ from tests.refused import refused
 from tests.report import runfolder as made
 
 
-def test_another_versions_record(tmp_path):
-    run = made.write(tmp_path / "a", {**made.record(), "schema": 2})
+def test_another_versions_record_and_metrics(tmp_path):
     with refused("other-version", 2):
-        read_run(run)
-
-
-def test_another_versions_metrics(tmp_path):
+        read_run(made.write(tmp_path / "d", {**made.record(), "schema": 2}))
     lines = made.log_lines()
     del lines[0]["layers"]["conv2"]["exact_var_T"]
     with refused("other-version", "exact_var_T"):

@@ -339,22 +339,6 @@ def test_a_factory_is_trained_resumed_evaluated_and_predicted(here, capsys):
     assert "trained another network than mynet:build builds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere:build", "there is no module 'nowhere'"),
-        ("mynet:fails", "mynet:fails(num_steps=2) failed with RuntimeError: no weights today"),
-        ("os:abort", "'os' is a module of Python itself"),
-    ],
-)
-def test_bad_factories_are_one_sentence_and_leave_no_folder(here, capsys, name, message):
-    assert train(name, "--name", "bad") == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert not (here / "runs" / "bad").exists()
-
-
 def test_a_run_of_an_object_is_evaluated_by_its_factory(here, capsys):
     class Local(Spiking):
         pass
@@ -372,15 +356,6 @@ def test_a_run_of_an_object_is_evaluated_by_its_factory(here, capsys):
     run(here, build(Stateful), name="c", forward=lambda net, x: loop(net, x))
     assert cli.main(["predict", "c", "x.png"]) == 2
     assert "which no module holds" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_sweep_on_own_files_holds_out_a_tenth(here):
-    from mpd_agl.sweeps import config as sweeps
-    from mpd_agl.train.resolve import resolve
-
-    base = resolve({"data": {"name": "npz", "data_dir": "d.npz"}, "train": {"batch_size": 8}})
-    settings = sweeps.SweepConfig.model_construct(tune_on="validation")
-    assert sweeps._scored(settings, base).data.holdout == 2
 
 
 def test_an_own_network_is_exported(here, capsys):

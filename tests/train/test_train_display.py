@@ -51,15 +51,6 @@ def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
     assert [note.partition(" ")[0] for note in notes] == ["unmade", "broken"]
 
 
-def test_a_run_with_trackers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    display = Silent()
-    config = tiny({"track": {"wandb": True, "tensorboard": True}, "train": {"epochs": 1}})
-    assert training.start(config, tmp_path / "run", display).status == "finished"
-    assert [n.partition(" ")[0] for n in display.notes] == ["tensorboard", "wandb"]
-
-
 def test_wandb_gets_the_epochs_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[dict[str, float], int]] = []
     fake: Any = ModuleType("wandb")
