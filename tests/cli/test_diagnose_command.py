@@ -25,9 +25,6 @@ def sick():
 def fails():
     raise KeyError("channels")
 
-def number():
-    return 3
-
 class Inner:
     build = staticmethod(healthy)
 """
@@ -37,11 +34,10 @@ class Inner:
 def here(tmp_path, monkeypatch):
     (tmp_path / "some_net.py").write_text(MODULE)
     (tmp_path / "broken_net.py").write_text("1 / 0\n")
-    (tmp_path / "needy_net.py").write_text("import no_such_library\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("some_net", "broken_net", "needy_net"):
+    for name in ("some_net", "broken_net"):
         sys.modules.pop(name, None)
 
 
@@ -68,23 +64,13 @@ def test_json_and_a_batch_of_ones_own(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("some_net", "named MODULE:FACTORY, got 'some_net'"),
+        ("os:abort", "'os' is a module of Python itself"),
         ("nowhere:build", "there is no module 'nowhere'"),
         ("broken_net:build", "the module broken_net failed with ZeroDivisionError: division by zero"),
-        ("needy_net:build", "needy_net needs the module 'no_such_library'"),
-        ("some_net:nothing", "no function or class 'nothing'. It has create_model, healthy"),
         ("some_net:fails", "some_net:fails() failed with KeyError: 'channels'"),
-        ("some_net:number", "must return a torch.nn.Module, got int"),
         ("some_net:healthy --resize 14", "cnn8 takes images (N, 1, 28, 28)"),
-        ("some_net:healthy --samples 0", "--samples must be at least 1, got 0"),
         ("some_net:healthy --batch none.npz", "none.npz cannot be read"),
-        ("some_net:healthy --batch some_net.py", "some_net.py is no .npz file"),
-        ("some_net:healthy --batch other.npz", "holds no array x, got z"),
-        ("some_net:healthy --batch whole.npz", "must be floating-point"),
         ("some_net:healthy --batch labels.npz", "labels must be class numbers"),
-        ("some_net:healthy --batch other.npz --data.name mnist5k", "exclude each other"),
-        ("some_net:healthy --data.name mnist6k", "Did you mean 'mnist5k'"),
-        ("some_net:healthy --samples 4 --plot a.gif", "must end in .png"),
     ],
 )
 def test_bad_input_is_one_sentence(here, capsys, arguments, sentence):
@@ -97,9 +83,3 @@ def test_bad_input_is_one_sentence(here, capsys, arguments, sentence):
     assert told.out == ""
     assert sentence in told.err
     assert len(told.err.strip().splitlines()) == 1
-
-
-def test_help_says_that_it_runs_code(capsys):
-    with pytest.raises(SystemExit):
-        main(["diagnose", "--help"])
-    assert "it runs your own code" in capsys.readouterr().out

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,7 @@ from PIL import Image
 from mpd_agl.cli import COMMANDS, main
 from mpd_agl.ops import backends_here, library
 from mpd_agl.ops.conv import rule
-from mpd_agl.train.runfolder import RunFolder, find_run
-from tests.refused import refused
+from mpd_agl.train.runfolder import find_run
 
 TINY = [
     *("--model.name", "cnn8", "--model.width_mult", "0.03125", "--data.name", "mnist5k", "--data.train-samples", "48"),
@@ -49,10 +47,7 @@ def test_a_run_prints_lines_and_its_result(tmp_path: Path, capsys: pytest.Captur
     assert re.fullmatch(
         r"cnn8 x0.03125, lsg, T=2, mnist5k, seed 3: [\d,]+ parameters, backend \w+: 2 epochs of 4 steps", out[0]
     )
-    for epoch, line in enumerate(out[1:3], 1):
-        assert line.startswith(f"epoch {epoch}/2  loss ")
-        assert "firing" in line
-        assert "gradient-available" in line
+    assert [line.split("  ")[0] for line in out[1:3]] == ["epoch 1/2", "epoch 2/2"]
     path = tmp_path / "mnist5k-cnn8-lsg-s3"
     assert re.match(
         r"test accuracy [\d.]+ % at the last epoch, 2 \(best on the test set: [\d.]+ %, epoch \d\)", out[-1]
@@ -78,17 +73,7 @@ def test_the_record_and_the_metrics_hold_what_a_report_needs(runs: Path) -> None
     assert record["network"]["parameters"] > 1000
     events = [json.loads(line) for line in (runs / "one" / "metrics.jsonl").read_text().splitlines()]
     epochs = [e for e in events if e["log"] == "epoch"]
-    wanted = {
-        "epoch",
-        "step",
-        "lr",
-        "train_loss",
-        "train_accuracy",
-        "test_loss",
-        "test_accuracy",
-        "images_per_s",
-        "elapsed_s",
-    }
+    wanted = {"lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_s", "elapsed_s"}
     assert all(wanted <= set(e) for e in epochs)
     assert [e["step"] for e in epochs] == [4, 8]
     looks = [e for e in events if e["log"] == "monitor"]
@@ -112,11 +97,9 @@ def test_warnings_are_printed_logged_and_recorded(
     monkeypatch.setattr("mpd_agl.train.monitoring.AVAILABLE_BELOW", 1.0)
     monkeypatch.setattr("mpd_agl.train.monitoring.SILENT_BELOW", 0.0)
     assert train(tmp_path, "--name", "w", "--quiet") == 0
-    err = capsys.readouterr().err
-    assert err.count("mpd-agl: layer conv1 gets little gradient: available share") == 1  # once, not at every look
+    assert capsys.readouterr().err.count("layer conv1 gets little gradient") == 1  # once, not at every look
     events = [json.loads(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
-    warned = [e for e in events if e["log"] == "warning"]
-    assert {(e["kind"], e["limit"]) for e in warned} == {("unavailable", 1.0)}
+    assert {(e["kind"], e["limit"]) for e in events if e["log"] == "warning"} == {("unavailable", 1.0)}
     assert "conv1" in (tmp_path / "w" / "log.txt").read_text()
 
 
@@ -138,24 +121,6 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a row is the true class" in out
 
 
-def test_predict(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(0)
-    paths = []
-    for name, shape in (("grey", (28, 28)), ("colour", (50, 40, 3)), ("alpha", (10, 10, 4))):
-        paths.append(str(tmp_path / f"{name}.png"))
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(paths[-1])
-    assert main(["predict", str(runs / "one"), *paths, "--json", "--top", "10"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [r["image"] for r in rows] == paths
-    for row in rows:
-        assert sum(c["probability"] for c in row["classes"]) == pytest.approx(1, abs=1e-5)
-    assert main(["predict", str(runs / "one"), paths[0], "--invert"]) == 0
-    first, *bars = capsys.readouterr().out.splitlines()
-    assert first == paths[0]
-    assert len(bars) == 5
-    assert all(re.fullmatch(r"  \d  \S* +[\d.]+ %", bar) for bar in bars)
-
-
 def test_predict_is_what_evaluate_counts(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The 40 test samples as PNG files: the same share is right."""
     from mpd_agl.train.build import build_data
@@ -172,8 +137,6 @@ def test_predict_is_what_evaluate_counts(runs: Path, tmp_path: Path, capsys: pyt
 
 
 def test_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     folder = tmp_path / "runs"
     for name in ("b", "a"):
         shutil.copytree(runs / "one", folder / name)
@@ -198,7 +161,6 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["backends"]["eager (cpu)"] == ""
     assert "demo" in facts["presets"]
     assert main(["info"]) == 0
-    assert "eager (cpu)" in capsys.readouterr().out
 
 
 def test_dry_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,31 +174,16 @@ def test_dry_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.Capt
     assert e["peak_mb"] > 50
     assert train(tmp_path, "--dry-run") == 0
     out = capsys.readouterr().out
-    for words in ("[optim]", "parameters", "operations", "peak memory", "per image"):
-        assert words in out
+    assert "peak memory" in out
     assert set(tmp_path.iterdir()) == before
-
-
-def test_dry_run_of_a_single_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path, "--dry-run", "--json", "--train.batch-size", "48") == 0
-    assert json.loads(capsys.readouterr().out)["estimate"]["steps_measured"] == 1
 
 
 def test_dry_run_without_the_data(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path))
-    options = [
-        "--preset",
-        "cifar10-resnet19",
-        "--model.name",
-        "cnn8",
-        "--model.width_mult",
-        "0.03125",
-        "--train.batch-size",
-        "4",
-    ]
-    assert main(["train", *options, "--dry-run", "--json"]) == 0
+    options = "--preset cifar10-resnet19 --model.name cnn8 --model.width_mult 0.03125 --train.batch-size 4"
+    assert main(["train", *options.split(), "--dry-run", "--json"]) == 0
     e = json.loads(capsys.readouterr().out)["estimate"]
     assert e["data"] == "random values (cifar10 is not here)"
     assert e["epoch_s"] > 12500 * e["step_s"]
@@ -244,32 +191,10 @@ def test_dry_run_without_the_data(
 
 BAD: list[tuple[str, str]] = [
     ("", "nothing to train: give --preset demo"),
-    ("--preset dmeo", "unknown preset 'dmeo'. Did you mean 'demo'"),
     ("--preset demo --optim.lr 0", "--optim.lr must be greater than 0, got '0'. Its default is 0.1."),
-    ("--preset demo --optim.lr -0.1", "--optim.lr must be greater than 0"),
     ("--preset demo --train.batch-size 5000", "train.batch_size is 5000, and mnist5k has 4000 training samples"),
-    ("--preset demo --train.batch-size 3999", "leave one alone"),
-    ("--preset demo --data.train-samples 9999", "data.train_samples is 9999, and mnist5k has 4000"),
-    ("--preset demo --data.train-samples 9999 --dry-run", "data.train_samples is 9999, and mnist5k has 4000"),
-    (
-        "--preset cifar10-resnet19 --no-data.download --data.train-samples 50001 --dry-run",
-        "data.train_samples is 50001, and cifar10 has 50000",
-    ),
-    (
-        "--preset cifar10dvs-vggsnn --no-data.download --data.train-samples 9001 --dry-run",
-        "data.train_samples is 9001, and cifar10dvs has 9000",
-    ),
     ("--preset demo --train.precision float16 --train.device cpu", "train.precision float16 needs a GPU"),
-    ("--preset demo --data.holdout 4000", "data.holdout is 4000, and mnist5k has 4000 training samples"),
-    ("--preset demo --data.holdout 400 --data.train-samples 3601", "data.train_samples is 3601, and mnist5k has 3600"),
-    ("--preset demo --name ../up", "a run's name is"),
-    ("--preset demo --method psg@kappa=2", "--method: unknown method 'psg@kappa=2'"),
-    ("--preset demo --train.device tpu", "train.device must be a device that works here, got 'tpu'"),
-    ("--preset demo --train.device cuda", "Use --train.device cpu, or auto."),
-    ("--config nowhere.toml", "no configuration at nowhere.toml"),
     ("--resume nowhere", "nowhere is not there"),
-    ("--resume nowhere --overwrite", "--overwrite does not go with --resume"),
-    ("--preset cifar10-resnet19 --no-data.download --data.data-dir nowhere", "nowhere"),
 ]
 
 
@@ -279,15 +204,9 @@ def test_bad_input_is_a_sentence_and_leaves_no_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPD_AGL_CACHE", str(tmp_path / "cache"))
-    if "cuda" in options:
-        import torch
-
-        if torch.cuda.is_available():
-            pytest.skip("there is a GPU")
     assert main(["train", *options.split()]) == 2
     err = capsys.readouterr().err
     assert words in err
-    assert "Traceback" not in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
@@ -297,25 +216,9 @@ def test_other_commands_on_bad_input(runs: Path, tmp_path: Path, capsys: pytest.
     run = str(runs / "one")
     for args, words in (
         (["evaluate", "nowhere"], "nowhere is not there"),
-        (["evaluate", run, "--num-steps", "0"], "--num-steps must be whole numbers"),
-        (["evaluate", run, "--weights", "worst"], "--weights must be last or best"),
-        (["predict", run, "nowhere.png"], "no image at nowhere.png"),
         (["predict", run, str(tmp_path / "x.png")], "is no image that can be read"),
-        (["predict", run, str(tmp_path / "x.png"), "--top", "0"], "--top must be at least 1"),
         (["runs", str(tmp_path / "none")], "no folder of runs"),
-        (["runs", str(runs), "--runs-dir", str(tmp_path)], "two folders of runs"),
-        (["runs", "--revers"], "unknown option --revers. Did you mean --reverse?"),
-        (["runs", "--sort", "size"], "argument --sort: invalid choice: 'size'"),
-        (["evaluate", run, "--num-step", "2"], "unknown option --num-step. Did you mean --num-steps?"),
-        (["evaluate"], "evaluate takes a run folder or --pretrained NAME, got neither. Give one of them."),
-        (["predict", run, "x.png", "--inverted"], "unknown option --inverted. Did you mean --invert?"),
-        (["report", run, "--figure", "x"], "unknown option --figure. Did you mean --figures?"),
-        (["energy", "cnn8", "--sample=3"], "unknown option --sample. Did you mean --samples?"),
-        (["energy", "cnn8", "--num-steps", "two"], "argument --num-steps: invalid int value: 'two'"),
-        (["info", "--jsn"], "unknown option --jsn. Did you mean --json?"),
         (["info", "now"], "unexpected argument 'now'. See mpd-agl info --help."),
-        (["data", "show", "mnist5k", "--spilt", "test"], "unknown option --spilt. Did you mean --split?"),
-        (["data", "shwo", "mnist5k"], "invalid choice: 'shwo'"),
     ):
         assert main(args) == 2, args
         err = capsys.readouterr().err
@@ -332,31 +235,11 @@ def test_an_existing_run_is_not_overwritten(runs: Path, capsys: pytest.CaptureFi
     assert "test accuracy" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_nan_ends_the_run_and_the_last_checkpoint_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path, "--name", "nan", "--optim.lr", "1e38", "--checkpoint.every-steps", "1", "--quiet") == 2
-    err = capsys.readouterr().err
-    assert re.search(r"training stopped at epoch 1, step \d of 4: .* Nothing bad was saved", err.replace("\n", " "))
-    record = json.loads((tmp_path / "nan" / "record.json").read_text())
-    assert record["status"] == "failed"
-    assert "training stopped" in record["failure"]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_no_permission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o500)
     assert train(tmp_path / "runs") == 2
     assert "no permission to write there" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_taken_is_refused(runs: Path) -> None:
-    options = ["train", "--preset", "demo", "--name", "one", "--runs-dir", str(runs), "--debug"]
-    with RunFolder.open(runs / "one"):
-        for args in (options, [*options, "--overwrite"], ["train", "--resume", str(runs / "one"), "--debug"]):
-            with refused("in-use", "process"):
-                main(args)
-    with refused("run-exists", f"--resume {runs / 'one'}"):
-        main(options)
 
 
 def test_help_imports_no_torch() -> None:
@@ -365,20 +248,6 @@ def test_help_imports_no_torch() -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "safetensors", "pydantic"} & imported
     assert all(name in done.stdout for name in COMMANDS)
-
-
-def test_ctrl_c_saves_with_exit_code_75(tmp_path: Path) -> None:
-    long = ["--train.epochs", "1000", "--name", "long"]
-    args = [sys.executable, "-m", "mpd_agl", "train", *TINY, *long, "--runs-dir", str(tmp_path)]
-    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("epoch    1/1000"):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
-    assert out.splitlines()[-1].startswith("stopped by SIGINT at step ")
-    assert f"mpd-agl train --resume {tmp_path / 'long'}" in out
 
 
 def test_a_second_signal_ends_at_once_with_exit_code_130() -> None:
@@ -392,19 +261,12 @@ def test_a_second_signal_ends_at_once_with_exit_code_130() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "SIGINT\n", "")
 
 
-def test_runs_takes_its_folder_either_way(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = []
-    for options in ([str(runs)], ["--runs-dir", str(runs)], [str(runs), "--runs-dir", str(runs)]):
-        assert main(["runs", *options, "--json"]) == 0
-        outputs.append([{**json.loads(line), "time": 0} for line in capsys.readouterr().out.splitlines()])
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert "one" in {row["name"] for row in outputs[0]}
-
-
-def test_the_confusion_table_names_its_timesteps(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for steps, named in (("1,2", 2), ("3,1", 3)):  # as trained where that is among them, else the first
-        assert main(["evaluate", str(runs / "one"), "--num-steps", steps]) == 0
-        assert f"confusion at T={named}: a row is the true class" in " ".join(capsys.readouterr().out.split())
+def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    ask = 'COMP_WORDS=(mpd-agl train --preset cifar10d); COMP_CWORD=3; _mpd_agl; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["cifar10dvs-vggsnn", "cifar10dvs-vggsnn-tet"]
 
 
 def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,9 +307,7 @@ def test_an_error_of_the_system_is_a_sentence(
 
     monkeypatch.setattr(mpd_agl.cli.runs, "run", full)
     assert main(["runs"]) == 2
-    assert capsys.readouterr().err == (
-        "mpd-agl: No space left on device at there/file. --debug shows where it was raised.\n"
-    )
+    assert "No space left on device at there/file" in capsys.readouterr().err
     with pytest.raises(OSError, match="No space"):
         main(["runs", "--debug"])
 
@@ -462,16 +322,3 @@ def test_a_run_is_named_by_its_path_or_by_its_name_in_runs(tmp_path, monkeypatch
     assert find_run("other/mine") == Path("other/mine")
     (tmp_path / "mine").mkdir()
     assert find_run("mine") == Path("mine")
-
-
-def test_commands_take_a_run_by_its_name(runs, tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs").mkdir()
-    shutil.copytree(runs / "one", tmp_path / "runs" / "one")
-    monkeypatch.chdir(tmp_path)
-    assert main(["evaluate", "one"]) == 0
-    assert main(["energy", "cnn8", "--checkpoint", "one"]) == 0
-    assert main(["train", "--resume", "one", "--quiet"]) == 0
-    assert train(tmp_path / "runs", "--name", "two", "--model.weights", "one", "--quiet") == 0
-    capsys.readouterr()
-    assert main(["evaluate", "three"]) == 2
-    assert "three is not there. `mpd-agl runs` lists the runs." in capsys.readouterr().err

@@ -168,6 +168,29 @@ def zip_of(folder: Path, archive: Path) -> Path:
     return archive
 
 
+def make_zip(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes | str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name, content in members:
+            pack.writestr(name, content, compress_type=zipfile.ZIP_DEFLATED)
+    return path
+
+
+def make_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as pack:
+        for info, content in members:
+            info.size = len(content)
+            pack.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make_pt(path: Path, content: bytes) -> Path:
+    """A zip file as torch.save writes, with these bytes as its pickle."""
+    with zipfile.ZipFile(path, "w") as pack:
+        pack.writestr("archive/data.pkl", content)
+        pack.writestr("archive/version", "3\n")
+    return path
+
+
 NMNIST_FOLDERS = {"train": "Train", "test": "Test"}
 
 

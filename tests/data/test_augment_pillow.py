@@ -9,7 +9,6 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from mpd_agl.data import imageops
 from mpd_agl.data.autoaugment import POLICIES, SIGNED, autoaugment, draw, value
 from mpd_agl.data.imageops import GEOMETRIC, OPERATIONS, apply
-from mpd_agl.errors import InputError
 
 ENHANCE = {
     "color": ImageEnhance.Color,
@@ -149,8 +148,3 @@ def test_policy_draws_with_its_probabilities():
         assert count.get(name, 0) == pytest.approx(expected, abs=5 * expected**0.5 + 1), name
     signs = [v > 0 for todo in steps for name, v in todo if name == "rotate"]
     assert np.mean(signs) == pytest.approx(0.5, abs=0.03)
-
-
-def test_frames_are_refused():
-    with pytest.raises(InputError, match="leave it out for event frames"):
-        autoaugment(np.zeros((1, 2, 8, 8, 2), np.uint8), "cifar", seed=0, epoch=0, index_N=np.arange(1))

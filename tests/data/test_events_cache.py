@@ -16,21 +16,14 @@ from mpd_agl.data.events import to_frames
 from mpd_agl.data.framing import build_frames, frames_sha256
 from mpd_agl.data.types import EventStream, FrameConfig
 from mpd_agl.errors import InputError
+from tests.data.samplefiles import events
 
 CONFIG = FrameConfig(num_steps=3, size=8)
 COUNT = 2 * framing.CHUNK + 5
 
 
 def read(i: int) -> EventStream:
-    rng = np.random.default_rng(i)
-    return EventStream(
-        t_E=np.sort(rng.integers(0, 1000, 40)),
-        x_E=rng.integers(0, 16, 40).astype(np.uint16),
-        y_E=rng.integers(0, 16, 40).astype(np.uint16),
-        p_E=rng.integers(0, 2, 40).astype(np.uint8),
-        width=16,
-        height=16,
-    )
+    return events(40, 16, seed=i, last=1000)
 
 
 def read_slowly(i: int) -> EventStream:
@@ -104,10 +97,10 @@ def test_a_cut_part_is_made_again(tmp_path, monkeypatch):
 def test_a_killed_run_is_continued(tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = [sys.argv[2], sys.argv[3]]\n"
-        "import test_events_cache as t\n"
+        "import tests.data.test_events_cache as t\n"
         "t.build_frames(t.read_slowly, t.COUNT, t.CONFIG, Path(sys.argv[1]), key='k', progress=False)"
     )
-    here, src = Path(__file__).parent, Path(framing.__file__).parents[2]
+    here, src = Path(__file__).parents[2], Path(framing.__file__).parents[2]
     run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(here), str(src)])
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob("*.parts/*.u8")) and time.monotonic() < deadline:
@@ -154,13 +147,3 @@ def test_a_cut_array_is_made_again(tmp_path):
     path = Path(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False).filename)
     path.write_bytes(path.read_bytes()[:-7])
     np.testing.assert_array_equal(build_frames(read, COUNT, CONFIG, tmp_path, key="k", progress=False), want())
-
-
-def test_no_recordings_are_refused(tmp_path):
-    with pytest.raises(InputError, match="at least one recording, got 0"):
-        build_frames(read, 0, CONFIG, tmp_path, key="k", progress=False)
-
-
-def test_no_output_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    build_frames(read, COUNT, CONFIG, tmp_path, key="k")
-    assert capfd.readouterr() == ("", "")

@@ -101,55 +101,29 @@ def test_the_test_split_is_normalised_as_the_training_split():
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "reason"),
-    [
-        (X / 255 - 0.5, Y, r"holds float64 values from -0\.5 to 0\.5, and they must lie from 0 to 1"),
-        (X.astype(np.float32), Y, r"holds float32 values from 0 to 255, .* leave a normalisation out"),
-        (X.astype(np.int32) * 2, Y, r"int32 values from 0 to 510, and they must lie from 0 to 255"),
-        (np.where(X[3, 4, 5, 1] == X, np.nan, X / 255), Y, "holds NaN or infinite values"),
-        (np.where(X[3, 4, 5, 1] == X, np.inf, X / 255), Y, "holds NaN or infinite values"),
-        (X.astype("complex64"), Y, "holds complex64 values"),
-        (X.astype(object), Y, "holds object values"),
-        (X[..., :2].repeat(4, -1), Y, r"has the shape \(12, 8, 9, 8\)"),
-        (X[:, :3], Y, r"has the shape \(12, 3, 9, 3\)"),
-        (X[0, 0], Y, r"has the shape \(9, 3\)"),
-        (X[:0], Y[:0], "has no train sample"),
-        (X, Y[:11], r"must be one integer per sample, 12 in all, got int64 of shape \(11,\)"),
-        (X, Y.astype(np.float32), "must be one integer per sample, 12 in all, got float32"),
-        (X, np.eye(3, dtype=int)[Y], r"got int64 of shape \(12, 3\)"),
-        (X, Y.astype(str), "one integer per sample"),
-        (X, Y - 1, r"holds the label -1, outside 0\.\.1"),
-        (X, Y + 1, "holds no label 0. Number the classes from 0 on"),
-        (X, Y * 2, "holds no label 1"),
-        (X, Y * 0, r"has 1 class\(es\), and a classifier needs two"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_refused(x, y, reason):
-    with pytest.raises(InputError, match=reason) as caught:
-        convert(x, y)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("data", "reason"),
     [
+        ((X / 255 - 0.5, Y), r"holds float64 values from -0\.5 to 0\.5, and they must lie from 0 to 1"),
+        ((X.astype(np.float32), Y), r"holds float32 values from 0 to 255, .* leave a normalisation out"),
+        ((X.astype(np.int32) * 2, Y), r"int32 values from 0 to 510, and they must lie from 0 to 255"),
+        ((np.where(X[3, 4, 5, 1] == X, np.nan, X / 255), Y), "holds NaN or infinite values"),
+        ((np.where(X[3, 4, 5, 1] == X, np.inf, X / 255), Y), "holds NaN or infinite values"),
+        ((X.astype(object), Y), "holds object values"),
+        ((X[..., :2].repeat(4, -1), Y), r"has the shape \(12, 8, 9, 8\)"),
+        ((X[:0], Y[:0]), "has no train sample"),
+        ((X, Y[:11]), r"must be one integer per sample, 12 in all, got int64 of shape \(11,\)"),
+        ((X, Y + 1), "holds no label 0. Number the classes from 0 on"),
+        ((X, Y * 0), r"has 1 class\(es\), and a classifier needs two"),
         (iter([]), "must be a pair .* or a data set with a length, got list_iterator"),
         (Pairs([]), "'mine' has no sample"),
         (Pairs([X[0]]), r"sample 0 of 'mine' is a ndarray, expected a pair"),
         (Pairs([(X[0], 0), (X[1, :, :8], 1)]), r"sample 1 of 'mine' has the shape \(8, 8, 3\), sample 0 \(8, 9, 3\)"),
-        (Pairs([(X[0], 0), (X[1] / 300 - 1, 1)]), "sample 1 of 'mine' holds float64 values from -1"),
-        (Pairs([(X[0], 0), (X[1], 0.5)]), "one integer per sample"),
     ],
 )
-def test_a_data_set_that_cannot_be_used_is_refused(data, reason):
-    with pytest.raises(InputError, match=reason):
+def test_what_cannot_be_trained_on_is_refused(data, reason):
+    with pytest.raises(InputError, match=reason) as caught:
         as_array_set(data, name="mine", split="train")
-
-
-def test_given_classes_must_hold_every_label():
-    assert convert(X, classes=["a", "b", "c", "d"]).classes == ("a", "b", "c", "d")
-    with pytest.raises(InputError, match=r"holds the label 2, outside 0\.\.1"):
-        convert(X, classes=["a", "b"])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +131,6 @@ def test_given_classes_must_hold_every_label():
     [
         *(({"y": np.array(y)}, "'mine' (must be one integer per sample|holds the label)") for y in WRONG_LABELS),
         ({"x": np.zeros((2, 8, 8, 1), np.float32)}, r"needs uint8 .*, got float32 \(2, 8, 8, 1\)"),
-        ({"x": np.zeros((2, 8, 8), np.uint8)}, r"needs uint8 .*, got uint8 \(2, 8, 8\)"),
         ({"mean": (0.0, 0.0)}, r"has 1 channels, got mean \(0\.0, 0\.0\)"),
         ({"std": (0.0,)}, r"std \(0\.0,\); .* above 0"),
         ({"provenance": {"sample_shape": [64]}}, r"needs float32 rows of \(64,\), got uint8"),

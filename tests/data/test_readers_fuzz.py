@@ -23,10 +23,10 @@ FACTOR = int(os.environ.get("MPD_AGL_FUZZ", "1"))
 """How many times as many cases at night (`make faults`)."""
 
 
-def fuzz(examples):
+def fuzz(examples, factor=FACTOR):
     ignored = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
     return settings(
-        max_examples=examples * FACTOR, deadline=None, database=None, derandomize=True, suppress_health_check=ignored
+        max_examples=examples * factor, deadline=None, database=None, derandomize=True, suppress_health_check=ignored
     )
 
 

@@ -1,5 +1,3 @@
-import gzip
-import io
 import stat
 import tarfile
 import zipfile
@@ -10,7 +8,7 @@ import pytest
 from mpd_agl.data import archives
 from mpd_agl.data.archives import unpack
 from mpd_agl.errors import InputError
-from tests.data.samplefiles import tar_of, tree, zip_of
+from tests.data.samplefiles import make_tar, make_zip, tar_of, tree, zip_of
 
 
 @pytest.fixture
@@ -22,23 +20,8 @@ def sample(tmp_path):
     return folder
 
 
-def make_zip(path, *members, **options):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **options) as pack:
-        for name, content in members:
-            pack.writestr(name, content)
-    return path
-
-
-def make_tar(path, *members):
-    with tarfile.open(path, "w:gz") as pack:
-        for info, content in members:
-            pack.addfile(info, io.BytesIO(content))
-    return path
-
-
-def file_info(name, size, **fields):
+def file_info(name, **fields):
     info = tarfile.TarInfo(name)
-    info.size = size
     for key, value in fields.items():
         setattr(info, key, value)
     return info
@@ -64,7 +47,7 @@ def test_unpacks_every_file_with_its_content(sample, tmp_path, pack):
 def test_a_member_that_leads_out_is_refused(tmp_path, name):
     for archive in (
         make_zip(tmp_path / "bad.zip", ("good", b"1"), (name, b"2")),
-        make_tar(tmp_path / "bad.tar.gz", (file_info("good", 1), b"1"), (file_info(name, 1), b"2")),
+        make_tar(tmp_path / "bad.tar.gz", (file_info("good"), b"1"), (file_info(name), b"2")),
     ):
         (tmp_path / "deep").mkdir(exist_ok=True)
         before = tree(tmp_path)
@@ -80,7 +63,7 @@ def link_zip(path):
 
 
 def link_tar(kind, path):
-    return make_tar(path, (file_info("good", 1), b"1"), (file_info("x", 0, type=kind, linkname="/etc"), b""))
+    return make_tar(path, (file_info("good"), b"1"), (file_info("x", type=kind, linkname="/etc"), b""))
 
 
 LINKS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
@@ -97,7 +80,7 @@ def test_bombs_are_stopped_by_ratio_size_and_number(tmp_path, monkeypatch):
     bomb = make_zip(tmp_path / "bomb.zip", ("zeros", bytes(24 << 20)))
     with pytest.raises(InputError, match=r"bomb.zip unpacks to more than 200 times its size"):
         unpack([bomb], tmp_path / "out")
-    tar_bomb = make_tar(tmp_path / "bomb.tar.gz", (file_info("zeros", 24 << 20), bytes(24 << 20)))
+    tar_bomb = make_tar(tmp_path / "bomb.tar.gz", (file_info("zeros"), bytes(24 << 20)))
     with pytest.raises(InputError, match="200 times"):
         unpack([tar_bomb], tmp_path / "out")
     monkeypatch.setattr(archives, "MOST_BYTES", 1000)
@@ -107,26 +90,6 @@ def test_bombs_are_stopped_by_ratio_size_and_number(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="more than 3 members"):
         unpack([make_zip(tmp_path / "c.zip", *((str(i), b"") for i in range(4)))], tmp_path / "out")
     assert tree(tmp_path) == {"bomb.zip", "bomb.tar.gz", "b.zip", "c.zip"}
-
-
-def test_a_long_name_in_a_tar_header_counts_as_well(tmp_path):
-    """tarfile reads a header of declared length into memory; the meter must see those bytes."""
-    head = tarfile.TarInfo("././@LongLink")
-    head.type, head.size = tarfile.GNUTYPE_LONGNAME, 64 << 20
-    (tmp_path / "long.tar.gz").write_bytes(gzip.compress(head.tobuf() + bytes(64 << 20), compresslevel=9))
-    with pytest.raises(InputError, match="200 times"):
-        unpack([tmp_path / "long.tar.gz"], tmp_path / "out")
-
-
-def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
-    path = make_zip(tmp_path / "lie.zip", ("x", bytes(5000)))
-    content = bytearray(path.read_bytes())
-    at = content.index(b"PK\x01\x02") + 24  # uncompressed size in the central directory
-    content[at : at + 4] = (10).to_bytes(4, "little")
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"lie.zip"):
-        unpack([path], tmp_path / "out")
-    assert tree(tmp_path) == {"lie.zip"}
 
 
 @pytest.mark.parametrize("pack", [tar_of, zip_of])
@@ -154,7 +117,7 @@ def test_a_flipped_bit_in_a_member_is_found_by_its_checksum(sample, tmp_path):
 def test_a_missing_archive_and_a_member_given_twice(tmp_path):
     with pytest.raises(InputError, match=r"there is no file .*nothing\.zip"):
         unpack([tmp_path / "nothing.zip"], tmp_path / "out")
-    archive = make_tar(tmp_path / "twice.tar.gz", (file_info("x", 1), b"1"), (file_info("x", 1), b"2"))
+    archive = make_tar(tmp_path / "twice.tar.gz", (file_info("x"), b"1"), (file_info("x"), b"2"))
     with pytest.raises(InputError, match="'x' twice"):
         unpack([archive], tmp_path / "out")
 

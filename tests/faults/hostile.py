@@ -21,24 +21,12 @@ from mpd_agl.data import archives, cifar
 from mpd_agl.errors import InputError
 from mpd_agl.export import import_weights
 from mpd_agl.models import create_model, load_weights
+from tests.data.samplefiles import make_pt, make_tar, make_zip
 from tests.faults.forks import fork, wait
 from tests.faults.stopped import contents
 from tests.faults.tally import Tally
 
 SECONDS, MEGABYTES = 5.0, 256.0
-
-
-def zip_of(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as pack:
-        for name, content in members:
-            pack.writestr(name, content, compress_type=zipfile.ZIP_DEFLATED)
-
-
-def tar_of(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as pack:
-        for info, content in members:
-            info.size = len(content)
-            pack.addfile(info, io.BytesIO(content))
 
 
 def leads_out(draw: Random) -> str:
@@ -56,32 +44,32 @@ def leads_out(draw: Random) -> str:
 
 
 def traversal_zip(path: Path, draw: Random) -> None:
-    zip_of(path, ("good", b"1"), (leads_out(draw), b"2"))
+    make_zip(path, ("good", b"1"), (leads_out(draw), b"2"))
 
 
 def traversal_tar(path: Path, draw: Random) -> None:
-    tar_of(path, (tarfile.TarInfo("good"), b"1"), (tarfile.TarInfo(leads_out(draw)), b"2"))
+    make_tar(path, (tarfile.TarInfo("good"), b"1"), (tarfile.TarInfo(leads_out(draw)), b"2"))
 
 
 def link_tar(path: Path, draw: Random) -> None:
     link = tarfile.TarInfo("link")
     link.type = draw.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE))
     link.linkname = draw.choice(("..", "/", "../../evil"))
-    tar_of(path, (link, b""), (tarfile.TarInfo("link/evil"), b"2"))
+    make_tar(path, (link, b""), (tarfile.TarInfo("link/evil"), b"2"))
 
 
 def link_zip(path: Path, draw: Random) -> None:
     info = zipfile.ZipInfo("link")
     info.external_attr = (draw.choice((stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO)) | 0o777) << 16
-    zip_of(path, (info, b".."), ("link/evil", b"2"))
+    make_zip(path, (info, b".."), ("link/evil", b"2"))
 
 
 def bomb_zip(path: Path, draw: Random) -> None:
-    zip_of(path, *((f"zeros{i}", bytes(draw.randint(32, 64) << 20)) for i in range(3)))
+    make_zip(path, *((f"zeros{i}", bytes(draw.randint(32, 64) << 20)) for i in range(3)))
 
 
 def bomb_tar(path: Path, draw: Random) -> None:
-    tar_of(path, (tarfile.TarInfo("zeros"), bytes(draw.randint(32, 96) << 20)))
+    make_tar(path, (tarfile.TarInfo("zeros"), bytes(draw.randint(32, 96) << 20)))
 
 
 def long_header(path: Path, draw: Random) -> None:
@@ -108,7 +96,7 @@ def many_members(path: Path, draw: Random) -> None:
 
 
 def lying_sizes(path: Path, draw: Random) -> None:
-    zip_of(path, ("x", bytes(draw.randint(1, 8) << 20)))
+    make_zip(path, ("x", bytes(draw.randint(1, 8) << 20)))
     content = bytearray(path.read_bytes())
     at = content.index(b"PK\x01\x02") + 24
     content[at : at + 4] = draw.choice((10, 2**32 - 2)).to_bytes(4, "little")
@@ -176,15 +164,9 @@ def code_pt(path: Path, draw: Random) -> None:
     torch.save({"net": a_call(draw)}, path)
 
 
-def zipped(path: Path, content: bytes) -> None:
-    with zipfile.ZipFile(path, "w") as pack:
-        pack.writestr("archive/data.pkl", content)
-        pack.writestr("archive/version", "3\n")
-
-
 def heavy_pt(path: Path, draw: Random) -> None:
     heavy_pickle(path, draw)
-    zipped(path, path.read_bytes())
+    make_pt(path, path.read_bytes())
 
 
 def huge_pt(path: Path, draw: Random) -> None:
@@ -215,10 +197,6 @@ def read_archive(path: Path) -> None:
     archives.unpack([path], path.parent / "out")
 
 
-def read_pickle(path: Path) -> None:
-    cifar.read_pickle(path)
-
-
 def read_pt(path: Path) -> None:
     source = "spikingjelly" if path.stat().st_size % 2 else "mpd-agl"
     import_weights(create_model("cnn8", width_mult=1 / 32), path, source)
@@ -239,9 +217,9 @@ KINDS: dict[str, tuple[Callable[[Path, Random], None], Callable[[Path], None]]] 
     "tar: a member of a terabyte": (huge_tar_claim, read_archive),
     "zip: 320,000 members": (many_members, read_archive),
     "zip: lies about sizes": (lying_sizes, read_archive),
-    "pickle: calls": (code_pickle, read_pickle),
-    "pickle: instructions": (instructions, read_pickle),
-    "pickle: heavy": (heavy_pickle, read_pickle),
+    "pickle: calls": (code_pickle, cifar.read_pickle),
+    "pickle: instructions": (instructions, cifar.read_pickle),
+    "pickle: heavy": (heavy_pickle, cifar.read_pickle),
     ".pt: calls": (code_pt, read_pt),
     ".pt: heavy": (heavy_pt, read_pt),
     ".pt: a view of terabytes": (huge_pt, read_pt),

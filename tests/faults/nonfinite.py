@@ -31,8 +31,8 @@ def inject(kind: str, at: int, draw: Random) -> None:
             x = x.clone()
             x.view(-1)[draw.randrange(x.numel())] = value
         elif kind.endswith("loss"):
-            loss = self.loss
-            self.loss = lambda output, target: loss(output, target) + value
+            loss = self.objective.loss
+            self.objective.loss = lambda output, target: loss(output, target) + value
         else:
             parameter = draw.choice(self.parameters)
 

@@ -21,12 +21,8 @@ DATA = "MPD_AGL_SOAK_DATA"
 WARM_UP, WINDOW, EVERY_S = 600.0, 900.0, 10.0
 RUN = (
     *("--preset", "cifar10-resnet19", "--model.width_mult", "0.125", "--train.threads", "1", "--name", "soak"),
-    *(
-        "--data.train_samples",
-        "10000",
-        "--data.test_samples",
-        "2000",
-    ),  # epochs of minutes: evaluations and checkpoints in every window
+    # epochs of minutes: evaluations and checkpoints in every window
+    *("--data.train_samples", "10000", "--data.test_samples", "2000"),
 )
 
 

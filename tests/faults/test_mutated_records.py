@@ -2,16 +2,16 @@
 
 import copy
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpd_agl.cli.runs import read_row
@@ -24,34 +24,14 @@ from mpd_agl.train import checkpoint, resuming, training
 from mpd_agl.train.load_run import load_run
 from mpd_agl.train.resolve import read_toml, resolve, to_toml
 from tests.data.test_readers_fuzz import damaged
+from tests.data.test_readers_fuzz import fuzz as data_fuzz
+from tests.report import runfolder as made
 from tests.train.tiny import TINY, Silent, tiny
 
-spec = importlib.util.spec_from_file_location("runfolder", Path(__file__).parents[1] / "report" / "runfolder.py")
-assert spec is not None
-assert spec.loader is not None
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
-
 FACTOR = int(os.environ.get("MPD_AGL_FUZZ_RECORDS", "1"))
-CASES = {
-    "config text": 70,
-    "config values": 70,
-    "manifest": 70,
-    "signed manifest": 70,
-    "state": 50,
-    "record text": 50,
-    "record values": 70,
-    "metrics": 70,
-    "weights": 50,
-    "pt": 50,
-}
 
 
-def fuzz(name: str) -> settings:
-    ignored = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-    return settings(
-        max_examples=CASES[name] * FACTOR, deadline=None, database=None, derandomize=True, suppress_health_check=ignored
-    )
+fuzz = partial(data_fuzz, factor=FACTOR)
 
 
 anything = st.recursive(
@@ -116,7 +96,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TEXT = to_toml(tiny()).encode()
 
 
-@fuzz("config text")
+@fuzz(70)
 @given(damaged(TEXT))
 def test_config_text(place: Path, content: bytes) -> None:
     path = place / "config.toml"
@@ -127,7 +107,7 @@ def test_config_text(place: Path, content: bytes) -> None:
         assert config is None or resolve(config.model_dump(mode="json")) == config
 
 
-@fuzz("config values")
+@fuzz(70)
 @given(changed(TINY))
 def test_config_values(table: dict[str, Any]) -> None:
     config = or_one_sentence("", resolve, table)
@@ -157,7 +137,7 @@ def read_or_damaged(path: Path) -> checkpoint.Checkpoint | None:
     return None
 
 
-@fuzz("manifest")
+@fuzz(70)
 @given(st.data())
 def test_manifest(saved: Path, data: st.DataObject) -> None:
     whole = (saved / "manifest.json").read_bytes()
@@ -169,7 +149,7 @@ def test_manifest(saved: Path, data: st.DataObject) -> None:
         (saved / "manifest.json").write_bytes(whole)
 
 
-@fuzz("signed manifest")
+@fuzz(70)
 @given(st.data())
 def test_signed_manifest(saved: Path, data: st.DataObject) -> None:
     """Whoever can sign can still not make the reader fall over, or read a file elsewhere."""
@@ -219,7 +199,7 @@ def restorer(stopped: Path) -> Any:
     made_.folder.close()
 
 
-@fuzz("state")
+@fuzz(50)
 @given(st.data())
 def test_state(stopped: Path, restorer: Any, data: st.DataObject) -> None:
     root = stopped / "checkpoints"
@@ -233,14 +213,14 @@ def test_state(stopped: Path, restorer: Any, data: st.DataObject) -> None:
     assert offset is None or offset >= 0
 
 
-@fuzz("record text")
+@fuzz(50)
 @given(st.data())
 def test_record_text(stopped: Path, data: st.DataObject) -> None:
     content = data.draw(damaged((stopped / "record.json").read_bytes()))
     use_record(stopped, content)
 
 
-@fuzz("record values")
+@fuzz(70)
 @given(st.data())
 def test_record_values(stopped: Path, data: st.DataObject) -> None:
     record = json.loads((stopped / "record.json").read_bytes())
@@ -263,7 +243,7 @@ def use_record(run: Path, content: bytes) -> None:
         (run / "record.json").write_bytes(whole)
 
 
-@fuzz("metrics")
+@fuzz(70)
 @given(st.data())
 def test_metrics(place: Path, data: st.DataObject) -> None:
     run = place / "reported"
@@ -291,7 +271,7 @@ def net() -> Any:
     return create_model("cnn8", width_mult=1 / 64)
 
 
-@fuzz("weights")
+@fuzz(50)
 @given(st.data())
 def test_weights(place: Path, net: Any, data: st.DataObject) -> None:
     path = place / "some.safetensors"
@@ -305,7 +285,7 @@ def test_weights(place: Path, net: Any, data: st.DataObject) -> None:
     assert all(torch.isfinite(v).all() for v in net.state_dict().values())
 
 
-@fuzz("pt")
+@fuzz(50)
 @given(st.data())
 def test_pt(place: Path, net: Any, data: st.DataObject) -> None:
     path = place / "some.pt"

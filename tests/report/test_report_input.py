@@ -12,13 +12,9 @@ from tests.refused import refused
 from tests.report import runfolder as made
 
 
-def test_another_versions_record(tmp_path):
-    run = made.write(tmp_path / "a", {**made.record(), "schema": 2})
+def test_another_versions_record_and_metrics(tmp_path):
     with refused("other-version", 2):
-        read_run(run)
-
-
-def test_another_versions_metrics(tmp_path):
+        read_run(made.write(tmp_path / "d", {**made.record(), "schema": 2}))
     lines = made.log_lines()
     del lines[0]["layers"]["conv2"]["exact_var_T"]
     with refused("other-version", "exact_var_T"):
@@ -63,11 +59,8 @@ def test_torn_metrics_are_told_and_not_used(tmp_path):
     torn = made.write(tmp_path / "torn", made.record("whole"), lines[:-1], tail=b'{"log": "epoch", "epo')
     run = read_run(torn)
     assert run.epochs == read_run(whole).epochs[:-1]
-    assert "The last line of metrics.jsonl is torn" in run.notes[0]
-    assert "ends at epoch 2, the record at 3" in run.notes[1]
-    page = build_page([run]).decode()
-    assert "The last line of metrics.jsonl is torn" in page
-    assert "91.00\N{NO-BREAK SPACE}%" in page  # the record's result stands
+    assert ["torn" in note for note in run.notes] == [True, False]
+    assert "91.00\N{NO-BREAK SPACE}%" in build_page([run]).decode()  # the record's result stands
     assert read_run(whole).notes == []
     broken = made.write(tmp_path / "broken", lines=[])
     (broken / "metrics.jsonl").write_text('{"log": "ep\n{"log": "epoch"}\n')
@@ -80,14 +73,10 @@ def test_unfinished_run_says_so(tmp_path):
     lines = made.log_lines(monitored=False)
     run = read_run(made.write(tmp_path / "a", table, lines, tail=b'{"ev'))
     assert not run.finished
-    page = build_page([run]).decode()
-    assert "The run is not finished: 3 of 9 epochs are done, and every number here is of epoch 3." in page
-    assert "epoch 3 of 9, not finished" in page
-    assert "No energy: it is measured when a run finishes." in page
-    assert "last epoch (" not in page
+    assert "not finished: 3 of 9 epochs" in build_page([run]).decode()
     failed = made.changed(table, status="failed", failure="training stopped at epoch 4: <nan>")
     page = build_page([read_run(made.write(tmp_path / "b", failed, lines))]).decode()
-    assert "The run failed (training stopped at epoch 4: &lt;nan&gt;): 3 of 9 epochs are done" in page
+    assert "training stopped at epoch 4: &lt;nan&gt;" in page
 
 
 def test_no_finished_epoch(tmp_path):
@@ -122,13 +111,10 @@ def test_mixed_data_is_refused(tmp_path, capsys):
 
 def test_places_that_cannot_be_written(tmp_path, capsys):
     run = made.write(tmp_path / "a", lines=made.log_lines(monitored=False))
-    assert main(["report", str(run), "-o", str(tmp_path)]) == 2
-    assert "is a folder. Name a file" in capsys.readouterr().err
-    assert main(["report", str(run), "-o", str(tmp_path / "no" / "x.html")]) == 2
-    assert "no folder" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    assert main(["report", str(run), "--figures", str(tmp_path / "file")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    for options in (["-o", tmp_path], ["-o", tmp_path / "no" / "x.html"], ["--figures", tmp_path / "file"]):
+        assert main(["report", str(run), *map(str, options)]) == 2
+        assert str(options[1].parent) in capsys.readouterr().err
     assert not (run / "report.html").exists()
     with pytest.raises(InputError, match="at least one run"):
         build_page([])

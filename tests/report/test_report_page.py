@@ -152,32 +152,6 @@ def test_comparison(tmp_path, few_figures):
     assert data.count(b"<article") == 3
 
 
-def test_ann_and_unmonitored_runs_say_what_is_missing(tmp_path):
-    ann = made.write(
-        tmp_path / "ann",
-        made.changed(made.record("ann"), config__model__ann=True, energy=None),
-        made.log_lines(monitored=False),
-    )
-    assert "an ANN has no membrane" in Page(build_page([read_run(ann)])).text
-    bare = made.write(tmp_path / "bare", lines=made.log_lines(detail=False))
-    text = Page(build_page([read_run(bare)])).text
-    assert "No membrane histograms" in text
-    assert "recorded no channels, only layer means" in text
-
-
-def test_warnings_tell_whether_they_still_stand(tmp_path, few_figures):
-    lines = made.log_lines(detail=False)
-    for s in lines[3:]:
-        if s["log"] == "monitor":
-            s["layers"]["conv2"]["rate_T"] = [0.0] * 3
-    for name in ("conv2", "stem"):
-        text = f"layer {name} is almost silent: firing rate 0.00 %, under 0.1 %"
-        lines.insert(4, {"log": "warning", "kind": "silent", "layer": name, "text": text, "step": 11, "epoch": 2})
-    text = Page(build_page([read_run(made.write(tmp_path / "a", lines=lines))])).text
-    assert "Epoch 2: layer conv2 is almost silent: firing rate 0.00 %, under 0.1 %; still so at the last" in text
-    assert "layer stem is almost silent: firing rate 0.00 %, under 0.1 %; recovered at the last" in text
-
-
 def test_command_writes_page_and_figures(one, tmp_path, capsys, few_figures):
     out = tmp_path / "page.html"
     out.write_text("old")

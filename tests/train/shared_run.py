@@ -1,8 +1,6 @@
 """Runs on two ranks, one after the other in the same two processes: by `test_train_ranks.py`."""
 
 import copy
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +20,13 @@ from mpd_agl.train.distributed import ALONE, EndedTogether, Ranks
 from mpd_agl.train.objective import Objective
 from mpd_agl.train.signals import Stopped
 from mpd_agl.train.step import Ema, Stepper
-from tests.train.tiny import Silent, tiny
+from tests.train.tiny import Silent, StopAt, tiny
 
 UNEVEN: dict[str, Any] = {
     "data": {"train_samples": 46, "test_samples": 41},
     "train": {"epochs": 2, "batch_size": 12, "test_batch_size": 20},
 }
 """Batches of 12, 12, 12 and 10; of 20, 20 and 1: a rank's share is once empty."""
-
-
-class StopAt(Silent):
-    """Sends this process a signal when a step is done."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def step(self, progress: Any) -> None:
-        if progress.step == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def stopped(config: Any, path: Path, ranks: Ranks, *, by: int, at: int) -> int:

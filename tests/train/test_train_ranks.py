@@ -13,8 +13,7 @@ from mpd_agl.train import training
 from mpd_agl.train.signals import Stopped
 from tests.ranks import on_ranks
 from tests.train.shared_run import UNEVEN
-from tests.train.test_train_resume import StopAt
-from tests.train.tiny import Silent, fingerprint, tiny
+from tests.train.tiny import Silent, StopAt, fingerprint, tiny
 
 
 @pytest.fixture(scope="module")

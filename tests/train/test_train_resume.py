@@ -13,19 +13,7 @@ from mpd_agl.errors import InputError
 from mpd_agl.train import training
 from mpd_agl.train.signals import Stopped
 from tests.refused import refused
-from tests.train.tiny import Silent, fingerprint, tiny
-
-
-class StopAt(Silent):
-    """Sends the process a signal when a step is done."""
-
-    def __init__(self, at: int, number: int = signal.SIGTERM) -> None:
-        super().__init__()
-        self.at, self.number = at, number
-
-    def step(self, progress: object) -> None:
-        if progress.step == self.at:  # type: ignore[attr-defined]
-            os.kill(os.getpid(), self.number)
+from tests.train.tiny import Silent, StopAt, fingerprint, tiny
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +61,6 @@ def test_a_stop_in_the_midst_of_an_evaluation(tmp_path: Path, whole: Path, monke
     assert fingerprint(path) == fingerprint(whole)
 
 
-def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_it_used(tmp_path: Path, whole: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(Stopped):
-        training.start(tiny(), path, StopAt(7))
-    newest = path / "checkpoints" / "epoch-0001-step-00000007"
-    data = bytearray((newest / "model.safetensors").read_bytes())
-    data[len(data) // 2] ^= 4
-    (newest / "model.safetensors").write_bytes(data)
-    display = Silent()
-    training.resume(path, {}, display)
-    assert len(display.notes) == 1
-    assert "epoch-0001-step-00000007 is damaged: the sha256 of model.safetensors" in display.notes[0]
-    assert (path / "checkpoints" / "epoch-0001-step-00000007.damaged" / "model.safetensors").is_file()
-    assert fingerprint(path) == fingerprint(whole)
-
-
 def test_with_every_checkpoint_damaged_the_run_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(Stopped):
@@ -97,17 +69,12 @@ def test_with_every_checkpoint_damaged_the_run_is_refused_and_nothing_is_lost(tm
     for name in names:
         (path / "checkpoints" / name / "state.json").write_text("{}")
     metrics = (path / "metrics.jsonl").read_bytes()
-    for attempt in (1, 2):  # the second finds nothing but what the first set aside
+    for told in (len(names), 0):  # the second attempt finds nothing but what the first set aside
         display = Silent()
         with pytest.raises(InputError) as error:
             training.resume(path, {}, display)
-        text = str(error.value)
-        assert "every checkpoint is damaged" in text
-        assert all(f"{name}.damaged" in text for name in names)
-        assert f"--config {path / 'config.toml'}" in text
-        assert "--overwrite" in text
-        assert len(display.notes) == (len(names) if attempt == 1 else 0)
-        assert not any("is used" in note for note in display.notes)
+        assert all(f"{name}.damaged" in str(error.value) for name in names)
+        assert len(display.notes) == told
     assert (path / "metrics.jsonl").read_bytes() == metrics
 
 
@@ -130,19 +97,6 @@ def test_another_simd_level_or_torch_is_told_and_written_down(tmp_path: Path) ->
     assert "The bytes may differ from an undisturbed run's" in display.notes[0]
     assert done.differences == display.notes
     assert ("SIMD level was avx9" in display.notes[0]) == (record["backend"] == "native")
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    path, other = tmp_path / "run", tmp_path / "other"
-    for place, seed in ((path, 0), (other, 1)):
-        with pytest.raises(Stopped):
-            training.start(tiny({"seed": seed}), place, StopAt(3))
-    name = "epoch-0000-step-00000003"
-    shutil.rmtree(path / "checkpoints" / name)
-    shutil.copytree(other / "checkpoints" / name, path / "checkpoints" / name)
-    with refused("other-run", name):
-        training.resume(path, {}, Silent())
-    assert (path / "checkpoints" / name).is_dir()
 
 
 def test_a_torn_record_is_written_again(tmp_path: Path, whole: Path) -> None:
@@ -219,28 +173,6 @@ def test_a_stopped_run_can_be_used(tmp_path: Path) -> None:
     with refused("no-weights", path):
         load_run(path, "best", notes.note)
     assert load_run(path, "last", notes.note).weights == "model.safetensors"
-
-
-def test_two_processes_on_one_folder(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-
-    class Intruder(Silent):
-        refused = ""
-
-        def step(self, progress: object) -> None:
-            if progress.step == 2:  # type: ignore[attr-defined]
-                for attempt in (
-                    lambda: training.resume(path, {}, Silent()),
-                    lambda: training.RunFolder.create(path, overwrite=True),
-                ):
-                    try:
-                        attempt()
-                    except InputError as error:
-                        self.refused += str(error)
-
-    display = Intruder()
-    training.start(tiny({"train": {"epochs": 1}}), path, display)
-    assert display.refused.count(f"is in use by process {os.getpid()} on") == 2
 
 
 def test_without_any_checkpoint_the_run_starts_from_its_beginning(tmp_path: Path, whole: Path) -> None:
