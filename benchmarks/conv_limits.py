@@ -20,7 +20,8 @@ from torch import Tensor
 from benchmarks.timing import BUSY, FixedLoop, alternate
 from mpd_agl import records
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native, reuse_pages
+from mpd_agl.ops import library as native
+from mpd_agl.ops import reuse_pages
 from mpd_agl.ops.conv import conv, event, rule, winograd
 from mpd_agl.ops.conv.rule import Sizes, Ways
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from mpd_agl.train.objectives import state_from_card
 
 from experiments.pool import Pool, run_name
 from experiments.scales import config_at
@@ -16,6 +15,7 @@ from mpd_agl.models import pretrained_card
 from mpd_agl.train import build
 from mpd_agl.train.config import RunConfig
 from mpd_agl.train.dry_run import random_set
+from mpd_agl.train.start_from import state_from_card
 from mpd_agl.train.step import check_precision
 
 

@@ -18,7 +18,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from experiments.pool import NOT_FINITE
 from mpd_agl.errors import InputError
 from mpd_agl.records import canonical, read_metrics, read_record, reading, write_atomic
 from mpd_agl.report.runs import LAYER_KEYS, read_run
@@ -34,7 +33,7 @@ def kept_of(path: Path, *, whole_monitor: bool = False) -> dict[str, Any] | None
     if not (path / "record.json").is_file():
         return None
     record = read_record(path / "record.json")
-    diverged = record.status == "failed" and str(record.failure).startswith(NOT_FINITE)
+    diverged = record.failure_code == "not-finite"
     if record.status != "finished" and not diverged:
         return None
     lines = list(read_metrics(path / "metrics.jsonl"))

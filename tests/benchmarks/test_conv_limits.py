@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import conv_limits
 from mpd_agl.errors import InputError
-from mpd_agl.ops import native
+from mpd_agl.ops import library as native
 from mpd_agl.ops.conv import rule
 
 pytestmark = pytest.mark.skipif(bool(native.load()[1]), reason="the native library is not here")

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
-from mpd_agl.nn import called_as_module
+from mpd_agl.nn.called import called_as_module
 
 
 def other_forward(module):

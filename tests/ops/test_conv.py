@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from mpd_agl.errors import InputError
-from mpd_agl.ops import backends_here, native
+from mpd_agl.ops import backends_here
+from mpd_agl.ops import library as native
 from mpd_agl.ops.conv import conv, rule
 from mpd_agl.ops.conv.conv import convolve, linear
 from mpd_agl.ops.conv.rule import Sizes, Ways

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mpd_agl.nn import METHODS
-from mpd_agl.train.resolve import list_presets, merge, read_preset
+from mpd_agl.train.presets import list_presets, read_preset
+from mpd_agl.train.resolve import merge
 from tests.ops import meta_step
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="the package triton is not installed")

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from mpd_agl.cli import main
 from mpd_agl.models import create_model
-from mpd_agl.nn import ScheduledWidth
 from mpd_agl.rivals.objectives import LocalTandem, Robust, ShortcutHeads, local_target, rfgsm, stage_ends, tapped
+from mpd_agl.rivals.widths import ScheduledWidth
 from mpd_agl.train.attacks import Pixels
 from mpd_agl.train.config import OptimConfig
 from mpd_agl.train.losses import cross_entropy

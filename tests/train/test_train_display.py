@@ -13,7 +13,7 @@ from mpd_agl.train import training
 from mpd_agl.train.console import JsonLines, Lines, Live, build_display, duration
 from mpd_agl.train.monitoring import Watch
 from mpd_agl.train.observe import Display
-from mpd_agl.train.trackers import TensorBoard, numbers
+from mpd_agl.train.trackers import Trackers, numbers
 from tests.train.tiny import Silent, tiny
 
 EPOCH = {
@@ -22,41 +22,60 @@ EPOCH = {
 }  # fmt: skip
 
 
-def test_a_tracker_that_fails_is_dropped_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, float, int]] = []
+class Broken:
+    """Works twice, then never again."""
 
-    class Writer:
-        """Works twice, then never again."""
+    def __init__(self) -> None:
+        self.seen = 0
 
-        def __init__(self, folder: str, purge_step: int | None) -> None:
-            assert (folder, purge_step) == (str(tmp_path / "tensorboard"), None)
+    def log(self, event: dict[str, Any]) -> None:
+        self.seen += 1
+        if self.seen > 2:
+            raise ConnectionError("no network")
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            if len(seen) == 2:
-                raise OSError("disk full")
-            seen.append((name, value, step))
+    def close(self) -> None:
+        raise AssertionError("a dropped tracker is not closed")
 
-        def close(self) -> None:
-            raise AssertionError("a dropped tracker is not closed")
 
-    fake: Any = ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+def unmade() -> Broken:
+    raise ModuleNotFoundError("No module named 'wandb'")
+
+
+def test_a_tracker_that_fails_is_dropped_with_a_word() -> None:
     notes: list[str] = []
-    tracker = TensorBoard(tmp_path, 0, notes.append)
-    for step in range(1, 6):
-        tracker.log({"log": "epoch", "step": step, "loss": 0.5})
-    tracker.close()
-    assert seen == [("epoch/loss", 0.5, 1), ("epoch/loss", 0.5, 2)]
-    assert notes == ["tensorboard is dropped, the run continues: OSError: disk full"]
+    broken = Broken()
+    trackers = Trackers({"broken": lambda: (broken.log, broken.close), "unmade": unmade}, notes.append)
+    for _ in range(5):
+        trackers.log({"log": "epoch", "step": 1})
+    trackers.close()
+    assert broken.seen == 3
+    assert notes == [
+        "unmade is dropped, the run continues: ModuleNotFoundError: No module named 'wandb'",
+        "broken is dropped, the run continues: ConnectionError: no network",
+    ]
 
 
-def test_a_run_with_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_trackers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     display = Silent()
-    config = tiny({"track": {"tensorboard": True}, "train": {"epochs": 1}})
+    config = tiny({"track": {"wandb": True, "tensorboard": True}, "train": {"epochs": 1}})
     assert training.start(config, tmp_path / "run", display).status == "finished"
-    assert [n.partition(" ")[0] for n in display.notes] == ["tensorboard"]
+    assert [n.partition(" ")[0] for n in display.notes] == ["tensorboard", "wandb"]
+
+
+def test_wandb_gets_the_epochs_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[dict[str, float], int]] = []
+    fake: Any = ModuleType("wandb")
+    run: Any = type(
+        "Run", (), {"log": lambda self, values, step: logged.append((values, step)), "finish": lambda self: None}
+    )
+    fake.init = lambda **options: run()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    training.start(tiny({"track": {"wandb": True}, "train": {"epochs": 1}}), tmp_path / "run", Silent())
+    values, step = logged[-1]
+    assert step == 4
+    assert {"epoch/train_loss", "epoch/test_accuracy", "epoch/lr"} <= set(values)
 
 
 def test_numbers_leaves_out_texts_and_tables() -> None:

@@ -127,6 +127,8 @@ class TrackConfig(ConfigTable):
     """Where else the metrics go. A tracker that fails is dropped, and the run continues."""
 
     tensorboard: bool = False
+    wandb: bool = False
+    """Its project is the environment's WANDB_PROJECT, or mpd-agl."""
 
 
 class RunConfig(ConfigTable):
@@ -158,6 +160,7 @@ FREE_ON_RESUME = (
     "checkpoint.every_minutes",
     "checkpoint.keep_last",
     "track.tensorboard",
+    "track.wandb",
 )
 """Fields that a resumed run may change: the weights do not depend on them.
 

@@ -24,7 +24,7 @@ from mpd_agl.train.rng import restore_rng, rng_state
 from mpd_agl.train.runfolder import RunFolder
 from mpd_agl.train.signals import Stopped, StopRequest
 from mpd_agl.train.step import NotFinite, bad, bad_state
-from mpd_agl.train.trackers import TensorBoard
+from mpd_agl.train.trackers import Trackers
 
 
 class Trainer:
@@ -36,10 +36,10 @@ class Trainer:
         folder: RunFolder,
         display: Display,
         observers: Sequence[Observer] = (),
-        tracker: TensorBoard | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self.run, self.folder, self.display, self.observers = run, folder, display, observers
-        self.tracker = tracker
+        self.trackers = trackers or Trackers({}, display.note)
         self.stepper, self.ranks, self.net = run.stepper, run.stepper.ranks, run.stepper.net
         self.device = self.stepper.device
         self.progress = Progress()
@@ -175,8 +175,7 @@ class Trainer:
 
     def _log(self, line: dict[str, Any]) -> None:
         self.folder.log_metrics(line)
-        if self.tracker is not None:
-            self.tracker.log(line)
+        self.trackers.log(line)
         self.display.logged(line)
 
     def _tick(self) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mpd_agl.options import part
 from mpd_agl.records import RunRecord
 from mpd_agl.train import checkpoint
 from mpd_agl.train.build import BuiltRun, Sets, build_run, build_test_loader, subset
-from mpd_agl.train.config import RunConfig
+from mpd_agl.train.config import RunConfig, TrackConfig
 from mpd_agl.train.console import Mute
 from mpd_agl.train.distributed import ALONE, PeerLost, Ranks
 from mpd_agl.train.loop import Trainer
@@ -31,7 +31,7 @@ from mpd_agl.train.resolve import to_toml
 from mpd_agl.train.resuming import SavedRun, check_same_run, differences, find, restore, sign
 from mpd_agl.train.runfolder import RunFolder, check_free, now
 from mpd_agl.train.signals import Stopped
-from mpd_agl.train.trackers import TensorBoard
+from mpd_agl.train.trackers import build_trackers
 
 ENERGY_SAMPLES = 256
 
@@ -105,13 +105,10 @@ def _train(
     observers: list[Observer] = []
     if config.monitor.every and can_watch(run.net):
         observers.append(Watch(run.net, config.monitor.every, steps=config.train.epochs * len(run.train)))
-    with ExitStack() as stack:
-        tracker = None
-        if config.track.tensorboard and ranks.first:
-            tracker = stack.enter_context(
-                closing(TensorBoard(folder.path, saved.at.step if saved else 0, display.note))
-            )
-        trainer = Trainer(run, folder, display, observers, tracker)
+    tracked = config.track if ranks.first else TrackConfig()
+    trackers = build_trackers(tracked, folder.path, record.config, saved.at.step if saved else 0, display.note)
+    with closing(trackers):
+        trainer = Trainer(run, folder, display, observers, trackers)
         if folder.start_metrics(restore(trainer, saved, folder) if saved else 0):
             display.note(f"{folder.path / 'metrics.jsonl'} is shorter than it was: lines before this one are lost.")
         _write(folder, record)
