@@ -99,7 +99,7 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
         by_recipe: dict[str, set[tuple[Any, ...]]] = {}
         for variant in request.variants():
             data = request.config(variant, 0).data
-            by_recipe.setdefault(variant.preset, set()).add(tuple(getattr(data, f) for f in SAME_SAMPLES))
+            by_recipe.setdefault(variant.preset, set()).add(tuple(getattr(data, f, None) for f in SAME_SAMPLES))
         for recipe, scored in by_recipe.items():
             if len(scored) > 1:
                 sets = " and ".join(sorted({str(s[0]) for s in scored}))
@@ -110,7 +110,7 @@ def check_before_training(requests: Sequence[Request], pool: Pool) -> None:
         wanted |= {run_name(c): c for c in request.configs() if not request.is_done(c, pool)}
     built, read = set(), set()
     for name, config in wanted.items():
-        network = (config.method, config.model, config.data.name, config.data.model_dump(), config.train.device)
+        network = (config.method, config.model, config.data, config.train.device)
         samples = (config.data, config.model.num_steps if get(config.data.name).kind == "events" else 0)
         try:
             if network not in built:

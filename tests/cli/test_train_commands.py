@@ -261,14 +261,6 @@ def test_a_second_signal_ends_at_once_with_exit_code_130() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "SIGINT\n", "")
 
 
-def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    ask = 'COMP_WORDS=(mpd-agl train --preset cifar10d); COMP_CWORD=3; _mpd_agl; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == ["cifar10dvs-vggsnn", "cifar10dvs-vggsnn-tet"]
-
-
 def test_held_out_samples_are_scored_and_never_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mpd_agl.train import build
     from mpd_agl.train.resolve import resolve

@@ -372,7 +372,7 @@ def test_a_failed_run_does_not_stop_the_others_but_the_table(by_hand, tmp_path, 
 def test_data_that_are_not_there_stop_at_the_first_run(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="cifar10-resnet19-stbp-tdbn-s0-.* cannot start: "):
+    with pytest.raises(InputError, match="cifar10-resnet19-t2-stbp-tdbn-s0-.* cannot start: "):
         run(["table3", "--scale", "cpu", "--data.data-dir", "empty", "--data.no-download"])
 
 
@@ -457,7 +457,11 @@ def one_diverges(monkeypatch):
         table["final"] = {k: scores[k] for k in table["final"]}
         if config.method == "mpd-agl" and config.seed == 1:
             failure = "training stopped at epoch 1, step 2 of 9: loss nan."
-            runfolder.write(pool.path(config), table | {"status": "failed", "final": None, "failure": failure}, [])
+            runfolder.write(
+                pool.path(config),
+                table | {"status": "failed", "final": None, "failure": failure, "failure_code": "not-finite"},
+                [],
+            )
             raise InputError(failure)
         runfolder.write(pool.path(config), table, [scores])
 

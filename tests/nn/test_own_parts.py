@@ -156,17 +156,19 @@ def test_parts_that_are_none_are_refused(make, words):
         make()
 
 
-@pytest.mark.parametrize("how", ["method", "argument", "assigned"])
-def test_a_module_that_is_no_neuron_is_refused(how):
+def assigned() -> Tensor:
+    block = conv_block()
+    block.neuron = Twice()
+    return block(S_TNC)
+
+
+TWICE = Method(name="twice", neuron=Twice, width=METHODS["mpd-agl"].width, about="")
+
+
+@pytest.mark.parametrize("make", [lambda: conv_block(TWICE), lambda: conv_block(neuron=Twice()), assigned])
+def test_a_module_that_is_no_neuron_is_refused(make):
     with pytest.raises(InputError, match=r"takes neurons of mpd_agl.nn, got Twice.*write its run\(step\)"):
-        if how == "method":
-            conv_block(Method(name="twice", neuron=Twice, width=METHODS["mpd-agl"].width, about=""))
-        elif how == "argument":
-            conv_block(neuron=Twice())
-        else:
-            block = conv_block()
-            block.neuron = Twice()
-            block(S_TNC)
+        make()
 
 
 def own_run(self, step: StepInput) -> StepOutput:

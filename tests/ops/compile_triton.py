@@ -34,9 +34,9 @@ def launches(dtype, T):
         x = torch.empty(T, ROWS, CHANNELS, dtype=dtype, device="meta")
         c, t, tau = torch.empty(CHANNELS, device="meta"), torch.empty(T, device="meta"), torch.empty((), device="meta")
         kernels.moments(x)
-        kernels.forward(x, c, c, c, tau, 0.5, T, None, False, None, False)
-        wants = (False, False, False, None, None, None)  # detach, learnt width; soft reset and the general form's parts
-        kernels.backward(x, x, c, c, c, tau, t, 0.5, get_surrogate("rectangular"), *wants)
+        kernels.forward(x, c, c, c, tau, tau, T, None, None, False, False)
+        wants = (False, False, False)  # soft reset, detached reset, gradient of kappa
+        kernels.backward(x, x, c, c, c, tau, tau, t, t, None, None, get_surrogate("rectangular"), *wants)
         kernels.normalise_grad(x, x, c, c, c, c)
     finally:
         kernels._launch = before

@@ -16,7 +16,7 @@ from tests.report import runfolder as made
 PANELS = [
     *("loss", "accuracy", "kappa-t1", "kappa-t2", "available-t1", "available-t2", "available-t3"),
     *("membrane-1", "membrane-2", "membrane-3", "rates", "rates-training", "energy"),
-    *("gamma", "beta", "gamma-spread", "beta-spread"),
+    *("gamma", "gamma-channels", "beta", "beta-channels", "gamma-spread", "beta-spread"),
 ]
 
 FEW = ["loss", "accuracy"]
@@ -67,7 +67,7 @@ def test_every_figure_is_there_once_with_its_sentence(page):
     ids = [v for _, k, v in got.attributes if k == "id"]
     assert len(ids) == len(set(ids))
     sections = re.findall(r'data-figures="(\d+)">\s*<h2>[^<]+</h2>\s*<p class="see">([^<]+)</p>', page.decode())
-    assert [int(n) for n, _ in sections] == [2, 2, 3, 3, 2, 1, 4]
+    assert [int(n) for n, _ in sections] == [2, 2, 3, 3, 2, 1, 6]
     assert all(s.strip().endswith(".") for _, s in sections)
 
 

@@ -80,6 +80,8 @@ class PotentialSums(NamedTuple):
 
     def shared(self, sync: Sync) -> "PotentialSums":
         """Over all processes that share the batch."""
+        if not sync.is_shared:
+            return self
         own = torch.cat([self.sum_T, self.square_T, self.sum_T.new_tensor([self.values])])
         T = len(self.sum_T)
         both = sync.sum(own)

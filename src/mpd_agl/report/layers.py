@@ -165,12 +165,24 @@ def rates(run: Run) -> PageSection:
 
 
 def affine(run: Run) -> PageSection:
-    """gamma and beta: layer means over training, the spread over channels in every layer now."""
+    """gamma and beta: layer means over training, all channels of the first layer, the spread in every layer now."""
     names, panels = run.layers, []
     detailed = run.detailed
     for key, letter in (("gamma", "γ"), ("beta", "β")):
         figure, _ = _curves(run, f"Mean {letter} of each layer", [series(run, n, f"{key}_bar") for n in names])
         panels.append(Panel(key, f"Mean over channels of {key} in each layer over training", figure))
+        if not detailed:
+            continue
+        figure, (axes,) = draw.new()
+        x = [run.in_epochs(s) for s in detailed]
+        channels_KC = [s["layers"][names[0]]["detail"][f"{key}_C"] for s in detailed]
+        for i, y in enumerate(zip(*channels_KC, strict=True)):
+            axes.plot(x, y, color=draw.COLOURS[0], alpha=0.45, linewidth=0.8, label="a channel" if i == 0 else None)
+        draw.line(axes, x, [mean(c) for c in channels_KC], color=draw.COLOURS[1], label="mean", linewidth=2)
+        axes.set_title(f"{letter} of all channels of {draw.plain(names[0])}")
+        draw.epochs(axes, max(x[-1], 1e-9))
+        draw.legend(figure, axes, 2)
+        panels.append(Panel(f"{key}-channels", f"{key} of every channel of the first layer over training", figure))
     for key, letter in (("gamma", "γ"), ("beta", "β")) if detailed else ():
         figure, (axes,) = draw.new(height=max(2.4, 0.2 * len(names) + 1.0))
         last = detailed[-1]["layers"]
