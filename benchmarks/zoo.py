@@ -22,7 +22,8 @@ from benchmarks.timing import FixedLoop, alternate, busy, over
 from mpd_agl.adaptation import adapt
 from mpd_agl.adaptation.find import to_rest
 from mpd_agl.errors import InputError, unknown_name
-from mpd_agl.ops import native, reuse_pages
+from mpd_agl.ops import library as native
+from mpd_agl.ops import reuse_pages
 
 WHAT = "python -m benchmarks adapt"
 NETS = {

@@ -190,12 +190,13 @@ def test_a_chain_trains_in_float64_and_on_meta_before_a_cpu():
     assert x.grad.dtype == torch.float64
 
 
-def test_nan_in_a_norm_is_refused_with_the_rule_that_met_it():
+def test_nan_in_a_norm_reaches_the_width_and_every_gradient():
     block = plain_block(9)
     with torch.no_grad():
         block.norm.weight[0] = float("nan")
-    with pytest.raises(InputError, match=r"ChainWidth gave \[nan, nan\]"):
-        widths(block, 2)
+    assert bool(widths(block, 2).kappa_T.isnan().all())
+    block.eval()(torch.randn(2, 3, 2, 6, 6)).sum().backward()
+    assert bool(block.synapse.weight.grad.isnan().all())
 
 
 class Flat(Surrogate):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from mpd_agl.core import SURROGATES, Rectangular, Surrogate, batch_moments, get_surrogate, lif, tdbn
+from mpd_agl.core import Rectangular, Surrogate, batch_moments, get_surrogate, lif, tdbn
 from mpd_agl.ops import LOCAL, NeuronSpec, NormSpec, StepInput, StepOutput, Widths, backends_here, fused_step
 
 HERE = [name for name, reason in backends_here().items() if not reason and name != "triton"]
@@ -32,7 +32,7 @@ class Steeper(Rectangular):
         return 2 * super().grad(u, kappa)
 
 
-BUILTIN = list(SURROGATES.values())
+BUILTIN = [get_surrogate(name) for name in ("rectangular", "triangular", "sigmoid", "arctan")]
 ALL_SURROGATES = [*BUILTIN, Own(), Steeper()]
 CHANNELS = {"tau": "channel", "v_th": "channel"}
 STATE = {"state": True, "want_state": True}

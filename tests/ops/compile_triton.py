@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.pop("TRITON_INTERPRET", None)  # the interpreter compiles nothing
+if __name__ == "__main__":  # the interpreter compiles nothing
+    os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton

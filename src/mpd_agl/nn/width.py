@@ -49,7 +49,7 @@ def widths_of(rule: nn.Module, potential: Potential) -> Widths:
             got = tuple(values_T.shape) if isinstance(values_T, Tensor) else repr(values_T)
             raise InputError(f"a width rule {wanted}, ({potential.num_steps},), got {got} from {name}.")
         looks = values_T.device.type == "cpu" and not torch.compiler.is_compiling()
-        if looks and not bool((values_T.isfinite() & (values_T > 0)).all()):
+        if looks and bool(((values_T <= 0) | values_T.isinf()).any()):  # NaN makes the gradients NaN, which is noticed
             raise InputError(
                 f"the width rule {name} gave {values_T.tolist()}, and widths and gains are positive and finite. "
                 "Check what it reads, or use a smaller learning rate."

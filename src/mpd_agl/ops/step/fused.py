@@ -291,7 +291,9 @@ def _widths(step: StepInput, dtype: torch.dtype) -> tuple[Tensor | None, Tensor 
                 f"widths hold one value per timestep, ({step.num_steps},), got {tuple(a.shape)}. "
                 "A width rule returns Widths(kappa_T) or Widths(kappa_T, gain_T)."
             )
-    return kappa_T.to(dtype).contiguous(), gain_T.detach().to(dtype).contiguous()
+    # A width that is not finite makes every gradient NaN, also where no neuron is inside.
+    gain_T = (gain_T + 0 * kappa_T).detach()
+    return kappa_T.to(dtype).contiguous(), gain_T.to(dtype).contiguous()
 
 
 def _check(norm: NormSpec | None, neuron: NeuronSpec, step: StepInput) -> None:
