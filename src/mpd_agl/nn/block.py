@@ -144,12 +144,12 @@ class SpikingBlock(nn.Module):
             if method:
                 rule.surrogate_with(neuron.surrogate)
             norm_v_th = float(torch.as_tensor(neuron.v_th).detach().mean())
-        self.neuron = checked_neuron(neuron)
         if isinstance(norm, nn.Module):
             _refuse_ignored("norm", ["alpha"] if alpha is not None else [])
         elif synapse is not None:
             norm = kind.norm(channels, v_th=norm_v_th, alpha=1.0 if alpha is None else alpha, num_steps=num_steps)
         self.norm = None if isinstance(norm, str) else norm
+        self.neuron = checked_neuron(neuron)
         self.width: Width = checked_rule(self.neuron.width or rule.width())
         self.currents = nn.ModuleList(currents)
 
