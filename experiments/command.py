@@ -124,7 +124,7 @@ def _list(requests: "list[Request]", pool: "Pool", costs_file: Path | None) -> i
     from experiments.costs import Costs
     from experiments.pool import run_name
     from experiments.request import other_threads
-    from mpd_agl.train.console import duration
+    from mpd_agl.records.progress import duration
 
     costs = Costs(costs_file) if costs_file else None
     head = ["name", "what", "runs", "done", *(["whole, here", "left, here"] if costs else [])]

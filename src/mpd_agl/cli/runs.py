@@ -11,7 +11,7 @@ from typing import Any
 from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError, unknown_name
 from mpd_agl.records import read_metrics, read_record, reading
-from mpd_agl.train.console import duration
+from mpd_agl.records.progress import duration
 from mpd_agl.train.runfolder import MARK, in_use
 
 COLUMNS = ("name", "status", "method", "model", "data", "epochs", "accuracy", "best", "time", "started")

@@ -9,11 +9,12 @@ from typing import Any
 
 from mpd_agl.cli.arguments import Parser, print_table
 from mpd_agl.errors import InputError
+from mpd_agl.records.progress import duration
 from mpd_agl.sweeps.config import Sweep, read_sweep
 from mpd_agl.sweeps.jobs import Processes, Submitted, parse_slurm
 from mpd_agl.sweeps.sweep import changes_on_resume, finish, open_sweep, read_folder, run_here, run_jobs
 from mpd_agl.sweeps.trial import run_trial
-from mpd_agl.train.console import Lines, build_display, duration, time_left
+from mpd_agl.train.console import Lines, build_display, time_left
 from mpd_agl.train.dry_run import measure
 from mpd_agl.train.runfolder import check_name
 from mpd_agl.train.signals import EXIT_SAVED, Stopped

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from mpd_agl import __version__
 from mpd_agl.errors import InputError
 from mpd_agl.records import write_atomic
+from mpd_agl.records.progress import duration
 from mpd_agl.report import draw
 from mpd_agl.report.compare import comparison, differences, labels, per_setting
 from mpd_agl.report.energy import energies, joule
@@ -21,7 +22,6 @@ from mpd_agl.report.runs import Run, check_comparable
 from mpd_agl.report.scores import scores
 from mpd_agl.report.section import PageSection, share
 from mpd_agl.report.windows import windows
-from mpd_agl.train.console import duration
 
 
 def sections(run: Run) -> list[PageSection]:

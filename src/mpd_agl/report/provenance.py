@@ -3,9 +3,9 @@
 from typing import Any
 
 from mpd_agl.options import flatten
+from mpd_agl.records.progress import duration
 from mpd_agl.report.runs import Run
 from mpd_agl.report.section import Table
-from mpd_agl.train.console import duration
 
 
 def provenance(run: Run) -> Table:

@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Any, Literal
 
+from mpd_agl.records.progress import duration
 from mpd_agl.train.observe import Display, Progress
 
 Style = Literal["auto", "quiet", "json"]
@@ -17,18 +18,6 @@ def build_display(style: Style) -> Display:
     if style == "quiet":
         return Display()
     return Live() if sys.stdout.isatty() else Lines()
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as a person reads them.
-
-    >>> duration(42), duration(3725), duration(200000)
-    ('42 s', '1 h 02 min', '55 h 33 min')
-    """
-    s = round(seconds)
-    if s < 120:
-        return f"{s} s"
-    return f"{s // 3600} h {s % 3600 // 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s"
 
 
 def time_left(done: int, total: int, elapsed_s: float, now: float | None = None) -> str:
