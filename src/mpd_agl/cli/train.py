@@ -13,8 +13,9 @@ from mpd_agl.cli.trainhelp import help_text
 from mpd_agl.errors import InputError
 from mpd_agl.options import flatten
 from mpd_agl.records import RunRecord
+from mpd_agl.records.progress import duration
 from mpd_agl.train.config import RunConfig
-from mpd_agl.train.console import Mute, build_display, duration
+from mpd_agl.train.console import Mute, build_display
 from mpd_agl.train.distributed import EXIT_ALONE, EndedTogether, PeerLost, connect
 from mpd_agl.train.dry_run import measure
 from mpd_agl.train.observe import Display
