@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/mpd_agl/ops/*.cpp src/mpd_agl/ops/*.h src/mpd_agl/ops/*/*.cpp src/mpd_agl/ops/*/*.h)
 
-.PHONY: install demo test lint docs notebooks dist sanitize faults nightly clean
+.PHONY: install demo test quick lint docs notebooks dist sanitize faults nightly clean
 
 install: $(INSTALLED)
 
@@ -29,6 +29,11 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# what an engineer needs at each change, in under a minute: the linter, and the tests of equations, step and neurons
+quick: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/pytest -n 2 tests/core tests/ops/test_step.py tests/nn
 
 # the documentation site in build/site: asks no server for anything, ends at the first warning or dead link
 docs: $(VENV)/.docs
