@@ -304,7 +304,7 @@ def test_plain_is_as_deep_as_asked_and_others_refuse_a_depth() -> None:
     synapses = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     assert len(synapses) == 9
     assert net(torch.randn(2, 1, 14, 14)).shape == (2, 2, 10)
-    with refused("option-of-others", "plain", "statten", "depth=9", "resnet19"):
+    with refused("option-of-others", "plain", "depth=9", "resnet19"):
         create_model("resnet19", depth=9, width_mult=0.0625)
     with refused("bad-option", "depth", 1):
         create_model("plain", depth=1)

@@ -228,14 +228,9 @@ class AdaptiveSpike(nn.Module):
         """Theorems 1 and 2 with all terms of the leak, `v_t = sum_j tau^(t-j) i_j`: other libraries' neurons often
         keep 0.9 and more, where the theorem's two terms are too few.
         """
-        tau = self._tau(membrane).mean()
         affines = [a for norm in self.norms for a in affines_before(norm, num_steps) or ()]
-        mean_T, std_T = predicted(
-            affines, torch.zeros_like(tau), num_steps, kind, input_scale=mean_of(membrane.input_scale)
-        )
-        steps_T, tau = torch.arange(num_steps, device=tau.device), tau.to(mean_T)
-        kept_TT = tau.pow((steps_T[:, None] - steps_T).clamp_min(0)).tril()
-        return kept_TT @ mean_T, (kept_TT.square() @ std_T.square()).sqrt()
+        scale = mean_of(membrane.input_scale)
+        return predicted(affines, self._tau(membrane), num_steps, kind, input_scale=scale, leak="full")
 
     @outside_of_graphs
     def forward(self, u: Tensor) -> Tensor:
