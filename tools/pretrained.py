@@ -248,7 +248,7 @@ def section(c: Card) -> list[str]:
         f"{c.check['differing']} of {c.check['samples']:,} answers differ",
         "energy": f"{paper:.4f} mJ by the paper's count, {strict:.4f} mJ strict, its ANN {ann:.4f} mJ",
         "time": f"{hours:.1f} h on {r['hardware']['cpu']}, {r['hardware']['threads']} threads",
-        "code": f"commit {r['code']['commit'][:9]}, torch {r['versions']['torch']}",
+        "code": f"commit {(r['code']['commit'] or 'unknown')[:9]}, torch {r['versions']['torch']}",
         "licence": f"{c.licence}; the data have terms of their own",
         "sha256": f"`{c.weights['sha256']}`",
     }

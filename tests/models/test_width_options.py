@@ -18,9 +18,7 @@ def blocks(**options):
     return [m for m in net.modules() if isinstance(m, SpikingBlock)]
 
 
-@pytest.mark.parametrize(
-    ("method", "kappa"), [("stbp-tdbn", 0.25), ("trainable-decay", 4.0), ("psg", 2.0), ("asgl", 4)]
-)
+@pytest.mark.parametrize(("method", "kappa"), [("stbp-tdbn", 0.25), ("trainable-decay", 4.0)])
 def test_a_width_that_is_kept_or_learnt_starts_where_asked(method, kappa):
     config = resolve({"method": method, "model": {"kappa": kappa, **SMALL}})
     net = build_network(config, in_channels=3, image_size=8, num_classes=2)
@@ -29,7 +27,7 @@ def test_a_width_that_is_kept_or_learnt_starts_where_asked(method, kappa):
         assert widths(block, 3).kappa_T.tolist() == [kappa] * 3
 
 
-@pytest.mark.parametrize("method", ["mpd-agl", "lsg", "slope-schedule"])
+@pytest.mark.parametrize("method", ["mpd-agl", "lsg"])
 def test_a_rule_that_computes_its_width_refuses_one(method):
     with refused("option-of-others", method, "kappa=2.0"):
         blocks(method=method, kappa=2.0)
