@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpd_agl.models import create_model
-from mpd_agl.nn import LIF, MPDWidth, Neuron, SpikingBlock, set_chain
+from mpd_agl.nn import LIF, MPDWidth, Neuron, SpikingBlock, recompute, set_chain
 from tests.nn.checkpoints import CALLS, assert_checkpoint_changes_nothing
 from tests.nn.parts import conv_block, inputs, noise
 
@@ -105,6 +105,27 @@ def test_buffers_stay_the_networks_own_and_evaluation_is_the_plain_call():
     with torch.no_grad():
         want = net.eval()(x)
     assert torch.equal(net(x).detach(), want)
+
+
+class ForeignPart(nn.Module):
+    """A part of a network that counts statistics by itself, at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x_TNCHW, num_steps):
+        return self.norm(x_TNCHW.flatten(0, 1)).unflatten(0, x_TNCHW.shape[:2])
+
+
+def test_a_second_pass_counts_nothing_in_parts_of_other_libraries():
+    plain, part = ForeignPart(), ForeignPart()
+    x = S_TNC.clone().requires_grad_()
+    plain(x, 3).square().sum().backward()
+    recompute([part], x, 3).square().sum().backward()
+    assert int(part.norm.num_batches_tracked) == 1
+    for a, b in zip(part.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_rule_with_moments_alone_measures_in_training_without_gradients():
