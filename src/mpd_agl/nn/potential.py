@@ -50,7 +50,8 @@ def affines_of(norm: nn.Module | None) -> list[Affine] | None:
     (1.0, None)
     """
     if not isinstance(norm, TORCH_NORMS):
-        found: list[Affine] | None = norm.affines() if hasattr(norm, "affines") else None  # type: ignore[union-attr, operator]
+        affines = getattr(norm, "affines", None)
+        found: list[Affine] | None = None if affines is None else affines()
         return found
     # Threshold-dependent norms of other libraries name their factors; the rest have none.
     scale = float(getattr(norm, "alpha", 1.0)) * float(getattr(norm, "v_th", 1.0))
